@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -72,6 +72,7 @@ def groups_of(ids: st.SearchStrategy[int]) -> st.SearchStrategy[list[list[int]]]
     return st.lists(st.lists(ids, max_size=4), max_size=12)
 
 
+@settings(deadline=None)
 @given(groups=groups_of(st.integers(0, TINY.vocab_size + 1)), skip=st.booleans())
 def test_pieces_of_any_ids_are_the_decoded_text(groups: list[list[int]], skip: bool) -> None:
     ids = [token_id for group in groups for token_id in group]
@@ -79,6 +80,7 @@ def test_pieces_of_any_ids_are_the_decoded_text(groups: list[list[int]], skip: b
     assert "".join(stream(StreamDecoder(TINY, skip_special_tokens=skip), groups)) == text
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=12), sizes=st.lists(st.integers(1, 4), min_size=50, max_size=50))
 def test_no_piece_of_real_text_holds_half_a_character(text: str, sizes: list[int]) -> None:
     ids = TINY.encode(text)
@@ -101,6 +103,7 @@ fallback_ids = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(groups=groups_of(fallback_ids))
 def test_pieces_of_byte_fallback_ids_are_the_decoded_text(groups: list[list[int]]) -> None:
     ids = [token_id for group in groups for token_id in group]
