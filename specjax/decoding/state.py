@@ -1,0 +1,83 @@
+"""The engine's device state: one pytree whose every leaf has the slots as its leading axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+from jaxtyping import Array, Bool, Int, UInt
+
+from specjax.decoding.laws import LawParams
+from specjax.models import KVCache
+
+RUNNING = 0
+STOPPED = 1  # a stop token was committed
+OUT_OF_LENGTH = 2  # `max_new_tokens` are committed
+OUT_OF_CONTEXT = 3  # the row's cache is full
+NOT_FINITE = 4  # the target gave no usable logits
+
+NO_TOKEN = -1
+
+
+@flax.struct.dataclass
+class EngineState:
+    """All that a step reads and writes; B slots.
+
+    The text of a row has `length` + 1 committed tokens: the keys of the first `length` are in the cache,
+    `last_token` is the one after them.
+
+    Attributes:
+        cache: the target's keys and values, [B, KV, S, head_dim] a layer.
+        drafter_state: the drafter's memory.
+        carry: the verifier's memory, reset with the row.
+        last_token: last committed token, [B].
+        length: committed tokens in the cache, [B].
+        remaining: tokens that the row may still commit, [B].
+        draft_length: longest draft of the row, [B]; 0 is plain decoding.
+        stop_ids: tokens that end the row, padded with -1, [B, M].
+        laws: temperature and truncation, [B] each.
+        seed: of the row's request, [B].
+        done: the row is finished or empty and commits nothing, [B].
+    """
+
+    cache: KVCache
+    drafter_state: Any
+    carry: Any
+    last_token: Int[Array, "batch"]
+    length: Int[Array, "batch"]
+    remaining: Int[Array, "batch"]
+    draft_length: Int[Array, "batch"]
+    stop_ids: Int[Array, "batch stops"]
+    laws: LawParams
+    seed: UInt[Array, "batch"]
+    done: Bool[Array, "batch"]
+
+
+@flax.struct.dataclass
+class RowSettings:
+    """What a request brings to its row; every field is [1, ...] and named as in `EngineState`."""
+
+    remaining: Int[Array, "1"]
+    draft_length: Int[Array, "1"]
+    stop_ids: Int[Array, "1 stops"]
+    laws: LawParams
+    seed: UInt[Array, "1"]
+
+
+def insert_row(state: EngineState, row: EngineState, slot: Int[Array, ""]) -> EngineState:
+    """Replaces one slot by a state of one row, whatever the leaves are.
+
+    Args:
+        state: B slots.
+        row: one slot; leaves [1, ...].
+        slot: index in [0, B), [].
+
+    Returns:
+        The state with the row in place.
+    """
+    return jax.tree.map(
+        lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), slot, axis=0),
+        state,
+        row,
+    )
