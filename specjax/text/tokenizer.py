@@ -219,8 +219,8 @@ def _description(backend: tokenizers.Tokenizer) -> dict[str, Any]:
 
 def _without_side_effects(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A copy that neither cuts, pads nor decorates: a `tokenizer.json` may ask for all three."""
+    if backend.truncation is None and backend.padding is None and backend.post_processor is None:
+        return backend
     description = json.loads(backend.to_str())
-    if any(description.get(part) is not None for part in ("truncation", "padding", "post_processor")):
-        description.update(truncation=None, padding=None, post_processor=None)
-        return tokenizers.Tokenizer.from_str(json.dumps(description))
-    return backend
+    description.update(truncation=None, padding=None, post_processor=None)
+    return tokenizers.Tokenizer.from_str(json.dumps(description))
