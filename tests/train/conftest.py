@@ -1,0 +1,40 @@
+"""A tiny target with a tokenizer and a chat template, for everything that training does with a target."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from specjax.checkpoints.target import Target
+from specjax.testing.tiny_models import tiny_target
+from specjax.testing.tiny_tokenizer import CHATML_TEMPLATE, TURN_END, tiny_tokenizer
+from specjax.text.chat_template import ChatTemplate
+
+
+def make_target(*, tie_word_embeddings: bool = True, seed: int = 0, **fields) -> Target:
+    """A random target of four layers of width 16 that can chat, after a fashion."""
+    tokenizer = tiny_tokenizer()
+    tiny = tiny_target(
+        jax.random.key(seed),
+        vocab_size=tokenizer.vocab_size,
+        num_layers=4,
+        max_position_embeddings=256,
+        eos_token_ids=(tokenizer.id_of(TURN_END),),
+        bos_token_id=0,
+        tie_word_embeddings=tie_word_embeddings,
+        **fields,
+    )
+    return Target(
+        config=tiny.config,
+        params=tiny.params,
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(CHATML_TEMPLATE, "", TURN_END),
+        source="tiny",
+        digest=f"tiny-{seed}-{tie_word_embeddings}",
+    )
+
+
+@pytest.fixture(scope="session")
+def target() -> Target:
+    """The tiny target."""
+    return make_target()

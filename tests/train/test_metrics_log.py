@@ -1,0 +1,45 @@
+"""metrics.jsonl: no step twice, never lost, always JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from train.metrics_log import MetricsLog
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_after_the_checkpoint_and_cut_lines_go(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, last_step=0)
+    for step in (1, 2, 3):
+        log.append({"kind": "train", "step": step, "loss": 0.5})
+    log.append({"kind": "held_out", "step": 2, "loss": 0.5})
+    log.close()
+    with path.open("a") as file:
+        file.write('{"kind": "train", "st')
+    log = MetricsLog(path, last_step=2)
+    log.append({"kind": "train", "step": 3, "loss": 0.25})
+    log.close()
+    assert [(row["step"], row["loss"]) for row in read(path)] == [(1, 0.5), (2, 0.5), (2, 0.5), (3, 0.25)]
+
+
+def test_a_file_without_later_rows_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, last_step=0)
+    log.append({"step": 1})
+    log.close()
+    inode = path.stat().st_ino
+    MetricsLog(path, last_step=1).close()
+    assert path.stat().st_ino == inode
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, last_step=0)
+    log.append({"step": 1, "loss": float("nan"), "loss_per_step": [1.0, float("inf")], "deep": {"x": -float("inf")}})
+    log.close()
+    assert read(path) == [{"step": 1, "loss": None, "loss_per_step": [1.0, None], "deep": {"x": None}}]

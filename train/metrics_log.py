@@ -1,0 +1,59 @@
+"""metrics.jsonl: one JSON object a line, appended as training goes, cut back to a checkpoint on resume."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from eval.files import write_text
+
+
+class MetricsLog:
+    """Appends rows to a JSON-lines file.
+
+    A run that goes on from a checkpoint first drops the rows of later steps, so that no step is written
+    twice; the file is replaced in one move and is never absent.
+    """
+
+    def __init__(self, path: Path, *, last_step: int) -> None:
+        """Opens the file and keeps its rows up to a step.
+
+        Args:
+            path: the file; made if absent.
+            last_step: steps that the restored checkpoint has behind it; later rows are dropped.
+        """
+        self._path = path
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        kept = "".join(line + "\n" for line in text.split("\n") if _step_of(line) <= last_step)
+        if kept != text or not path.exists():
+            write_text(path, kept)
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Writes one row; numbers that are not finite become null, which strict JSON readers accept."""
+        self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def _step_of(line: str) -> float:
+    # A line that was cut by a kill belongs to no step and goes.
+    try:
+        return float(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        return math.inf
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

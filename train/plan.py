@@ -1,0 +1,247 @@
+"""What a run would do, worked out from shapes alone: no weights, no data, no device."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+
+from specjax import cost
+from specjax.drafters.eagle3_layer import Eagle3Config, num_params
+from specjax.heads import HeadConfig, get_head
+from specjax.models import ModelConfig, parameter_shapes
+from specjax.text.prompts import load_prompts
+from train.config import TrainConfig
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+# Optimiser state beside float32 weights: AdamW keeps two moments, Muon one for each matrix.
+_MOMENTS = {"adamw": 2, "muon": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The numbers of a run. Bytes are bytes, FLOPs count a multiply-add as two.
+
+    Attributes:
+        sections: title -> (name -> text), in the order of printing.
+    """
+
+    sections: dict[str, dict[str, str]]
+
+    def __str__(self) -> str:
+        lines = []
+        for title, rows in self.sections.items():
+            lines.append(title)
+            lines += [f"  {name:<34} {text}" for name, text in rows.items()]
+        return "\n".join(lines)
+
+
+def drafter_config(config: TrainConfig, model: ModelConfig) -> Eagle3Config:
+    """The drafter that a run trains for a target.
+
+    Raises:
+        ValueError: naming the flag, if rank or feature layers do not fit the target.
+    """
+    layers = config.feature_layer_list
+    if layers is not None and max(layers) >= model.num_layers:
+        raise ValueError(
+            f"`--feature_layers` must be below the target's {model.num_layers} layers; got {config.feature_layers}"
+        )
+    if config.rank is not None and config.rank > model.hidden_size:
+        raise ValueError(f"`--rank` must be at most the target's width {model.hidden_size}; got {config.rank}")
+    if config.batch_length > model.max_position_embeddings:
+        raise ValueError(
+            f"`--batch_length` must be at most the target's context of {model.max_position_embeddings} tokens; "
+            f"got {config.batch_length}"
+        )
+    return Eagle3Config.for_target(model, head_kind=config.head, rank=config.rank, feature_layers=layers)
+
+
+def make_plan(config: TrainConfig, model: ModelConfig) -> Plan:
+    """Works out shapes, memory, operations, tokens and the head's expected cost ratio.
+
+    Args:
+        config: the run.
+        model: the target's configuration.
+
+    Returns:
+        The plan.
+    """
+    drafter = drafter_config(config, model)
+    return Plan(
+        {
+            "Target": _target_rows(config, model),
+            "Drafter (EAGLE-3)": _drafter_rows(config, drafter),
+            "Data": _data_rows(config),
+            "Training": _training_rows(config, model, drafter),
+            "Memory per device (estimate)": _memory_rows(config, model, drafter),
+            "Operations (estimate)": _operation_rows(config, model, drafter),
+            "Expected at decoding": _decoding_rows(drafter),
+        }
+    )
+
+
+def target_num_params(model: ModelConfig) -> int:
+    """Parameters of the target; a tied head counts once."""
+    shapes = jax.tree.leaves(parameter_shapes(model), is_leaf=lambda node: isinstance(node, tuple))
+    total = sum(math.prod(shape) for shape in shapes)
+    return total - (model.hidden_size * model.vocab_size if model.tie_word_embeddings else 0)
+
+
+def drafter_train_flops(config: TrainConfig, drafter: Eagle3Config, *, unroll_steps: int) -> float:
+    """FLOPs of the drafter in one optimiser step: forward and backward count as three forwards."""
+    head = get_head(drafter.head.kind)
+    tokens = config.batch_size * config.batch_length
+    layer_params = num_params(drafter) - head.num_params(drafter.head)
+    scored = config.batch_size * (min(config.loss_rows, config.batch_length) or config.batch_length)
+    attention = 4 * tokens * config.batch_length / 2 * drafter.num_heads * drafter.head_dim
+    forward = unroll_steps * (2 * tokens * layer_params + attention + head.flops(drafter.head, scored))
+    # The target's law of each scored position comes from its head, forward only.
+    return 3 * forward + unroll_steps * 2 * scored * drafter.target_hidden_size * drafter.vocab_size
+
+
+def target_forward_flops(model: ModelConfig, tokens: int, length: int) -> float:
+    """FLOPs of the target's layers over `tokens` tokens in sequences of `length`, its head left out."""
+    body = target_num_params(model) - (1 if model.tie_word_embeddings else 2) * model.hidden_size * model.vocab_size
+    return tokens * (2 * body + 4 * (length / 2) * model.num_heads * model.head_dim * model.num_layers)
+
+
+def _target_rows(config: TrainConfig, model: ModelConfig) -> dict[str, str]:
+    return {
+        "source": config.target,
+        "layers x width, feed-forward": f"{model.num_layers} x {model.hidden_size}, {model.intermediate_size}",
+        "heads / key-value heads x width": f"{model.num_heads} / {model.num_kv_heads} x {model.head_dim}",
+        "vocabulary, context": f"{model.vocab_size}, {model.max_position_embeddings}",
+        "parameters": f"{_count(target_num_params(model))} in {config.target_dtype}",
+    }
+
+
+def _drafter_rows(config: TrainConfig, drafter: Eagle3Config) -> dict[str, str]:
+    head = get_head(drafter.head.kind)
+    total, in_head = num_params(drafter), head.num_params(drafter.head)
+    width, rank = drafter.hidden_size, drafter.head.rank
+    shapes = f"[{width}, {rank}] x [{rank}, {drafter.vocab_size}]" if rank else f"[{width}, {drafter.vocab_size}]"
+    start = f"{config.head_init}{', layer copied from the target' if config.warm_start else ''}"
+    return {
+        "feature layers (outputs)": ", ".join(map(str, drafter.feature_layers)),
+        "fc, attention input": f"[{3 * drafter.target_hidden_size}, {width}], {drafter.target_hidden_size + width}",
+        "LM head": f"{drafter.head.kind} {shapes}",
+        "trained parameters": f"{_count(total)}, of them {_count(in_head)} in the head",
+        "start": start,
+    }
+
+
+def _data_rows(config: TrainConfig) -> dict[str, str]:
+    if config.dataset is None:
+        prompts = load_prompts("train", config.prompt_kind_list)
+        count = min(len(prompts), config.num_prompts or len(prompts))
+        answers = sum(len(prompt.turns) for prompt in prompts[:count]) * config.answers_per_prompt
+        return {
+            "prompts": f"{count} shipped, {config.answers_per_prompt} answer(s) each",
+            "answer tokens, at most": _count(answers * config.max_answer_tokens),
+            "held-out prompts": str(config.held_out_prompts),
+        }
+    rows = {
+        "prompts": f"{config.num_prompts or 'all'} of {config.dataset}",
+        "answers": "the dataset's own" if config.answer_source == "dataset" else "by the target",
+        "held-out prompts": str(config.held_out_prompts),
+    }
+    if config.num_prompts and config.answer_source == "target":
+        rows["answer tokens, at most"] = _count(
+            config.num_prompts * config.answers_per_prompt * config.max_answer_tokens
+        )
+    return rows
+
+
+def _training_rows(config: TrainConfig, model: ModelConfig, drafter: Eagle3Config) -> dict[str, str]:
+    tokens = config.batch_size * config.batch_length
+    stages = f"S = {config.unroll_steps}"
+    if config.unroll_steps > 1 and config.stage1_steps:
+        stages = f"S = 1 for {config.stage1_steps}, then {stages}"
+    optimizer = (
+        f"{config.optimizer}, {config.learning_rate:g}, {config.schedule} after {config.warmup_steps} warm-up steps"
+    )
+    rows = {
+        "steps": f"{config.train_steps} ({stages})",
+        "batch": f"{config.batch_size} rows x {config.batch_length} tokens = {_count(tokens)} tokens a step",
+        "tokens in all": _count(tokens * config.train_steps),
+        "optimiser": f"{optimizer}, clip {config.clip_norm:g}",
+        "mesh": ", ".join(f"{name} {size}" for name, size in config.mesh_axes.items()) or "one device",
+        "features": config.features,
+    }
+    if config.features == "cached":
+        per_token = (3 * model.hidden_size + model.hidden_size) * _BYTES[config.feature_dtype]
+        rows["feature cache"] = f"{_size(per_token)} a token"
+    return rows
+
+
+def _memory_rows(config: TrainConfig, model: ModelConfig, drafter: Eagle3Config) -> dict[str, str]:
+    axes = config.mesh_axes
+    split = axes.get("fsdp", 1) * axes.get("tensor", 1)
+    tokens = config.batch_size * config.batch_length // config.accumulation_steps
+    tokens = -(-tokens // (axes.get("data", 1) * axes.get("fsdp", 1)))
+    online = config.features == "online"
+    embeddings = 2 * model.hidden_size * model.vocab_size * _BYTES[config.target_dtype]
+    layers = (target_num_params(model)) * _BYTES[config.target_dtype]
+    target = max(embeddings, layers if online else embeddings)
+    trained = num_params(drafter) * 4 * (2 + _MOMENTS[config.optimizer])
+    width = 8 * drafter.hidden_size + 3 * drafter.intermediate_size
+    activations = config.unroll_steps * tokens * width * _BYTES[config.train_dtype]
+    features = tokens * 4 * model.hidden_size * _BYTES[config.target_dtype]
+    rows = {
+        "target weights" if online else "target embedding and head": target / split,
+        "drafter, gradient, optimiser": trained / split,
+        "features of a batch": float(features),
+        "activations": float(activations),
+    }
+    rows["sum"] = sum(rows.values())
+    return {name: _size(value) for name, value in rows.items()}
+
+
+def _operation_rows(config: TrainConfig, model: ModelConfig, drafter: Eagle3Config) -> dict[str, str]:
+    tokens = config.batch_size * config.batch_length
+    stage1 = config.stage1_steps if config.unroll_steps > 1 else 0
+    drafting = stage1 * drafter_train_flops(config, drafter, unroll_steps=1)
+    per_step = drafter_train_flops(config, drafter, unroll_steps=config.unroll_steps)
+    drafting += (config.train_steps - stage1) * per_step
+    forward = target_forward_flops(model, tokens, config.batch_length)
+    rows = {"drafter, one step": _flops(per_step), "drafter, all steps": _flops(drafting)}
+    if config.features == "online":
+        rows["target forward, one step"] = _flops(forward)
+        rows["target forward, all steps"] = _flops(forward * config.train_steps)
+    else:
+        rows["target forward, a token (once)"] = _flops(forward / tokens)
+    return rows
+
+
+def _decoding_rows(drafter: Eagle3Config) -> dict[str, str]:
+    head, full = get_head(drafter.head.kind), get_head("full")
+    full_config = HeadConfig("full", drafter.hidden_size, drafter.vocab_size)
+    nu = head.bytes_per_call(drafter.head, np.float16) / full.bytes_per_call(full_config, np.float16)
+    rows = {"nu (bytes of the head over full)": f"{nu:.3f}"}
+    for kappa in (0.25, 1.0):
+        needed = cost.break_even_rho_tau(nu=nu, kappa=kappa)
+        rows[f"pays at kappa = {kappa:g} if rho_tau is above"] = f"{needed:.3f}"
+    return rows
+
+
+def _count(value: float) -> str:
+    return _scaled(value, 1000.0, ("", "K", "M", "B", "T"), "")
+
+
+def _size(value: float) -> str:
+    return _scaled(value, 1024.0, ("", "Ki", "Mi", "Gi", "Ti"), "B")
+
+
+def _flops(value: float) -> str:
+    return _scaled(value, 1000.0, ("", "K", "M", "G", "T", "P", "E", "Z", "Y"), "FLOP")
+
+
+def _scaled(value: float, base: float, prefixes: tuple[str, ...], unit: str) -> str:
+    index = 0
+    while value >= base and index < len(prefixes) - 1:
+        value, index = value / base, index + 1
+    number = f"{value:.0f}" if index == 0 else f"{value:.3g}"
+    return f"{number} {prefixes[index]}{unit}".strip() if prefixes[index] or unit else number
