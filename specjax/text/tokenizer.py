@@ -101,6 +101,11 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @functools.cached_property
+    def byte_ids(self) -> frozenset[int]:
+        """Ids that stand for one raw byte each (`<0x0A>`), in vocabularies that fall back to such tokens."""
+        return frozenset(token_id for token, token_id in self._ids.items() if _BYTE_TOKEN.fullmatch(token))
+
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256 (hexadecimal) of everything that decides ids and text, independent of formatting."""
         canonical = json.dumps(_description(self._backend), sort_keys=True, ensure_ascii=False)
@@ -146,11 +151,6 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as error:
             raise ValueError(f"text must be valid Unicode without lone surrogates ({error})") from error
-
-    @functools.cached_property
-    def byte_ids(self) -> frozenset[int]:
-        """Ids that stand for one raw byte each (`<0x0A>`), in vocabularies that fall back to such tokens."""
-        return frozenset(token_id for token, token_id in self._ids.items() if _BYTE_TOKEN.fullmatch(token))
 
 
 @dataclasses.dataclass
