@@ -1,6 +1,23 @@
 """Exact verification rules: which drafted tokens are kept, and what is drawn after them."""
 
-from specjax.verification.base import Verifier, get_verifier, register, verifier_names
+from specjax.verification.base import ChoiceRule, Verifier, get_verifier, register, verifier_names
+from specjax.verification.block import BLOCK
+from specjax.verification.greedy_block import GREEDY_BLOCK
+from specjax.verification.recursive_rejection import RECURSIVE_REJECTION
+from specjax.verification.spectr import SPECTR
 from specjax.verification.token import TOKEN
+from specjax.verification.traversal import TRAVERSAL
 
-__all__ = ["TOKEN", "Verifier", "get_verifier", "register", "verifier_names"]
+__all__ = [
+    "BLOCK",
+    "GREEDY_BLOCK",
+    "RECURSIVE_REJECTION",
+    "SPECTR",
+    "TOKEN",
+    "TRAVERSAL",
+    "ChoiceRule",
+    "Verifier",
+    "get_verifier",
+    "register",
+    "verifier_names",
+]

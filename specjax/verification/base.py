@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from specjax.types import NO_NODE, DraftTree, Proposal, Verdict
+from specjax.types import DraftTree, Proposal, Verdict
 from specjax.verification.rows import sample_log_law
+from specjax.verification.trees import path_table
 
 Choose = Callable[[Any, Array], tuple[Array, Array]]
 """`choose(site, log_law) -> (index, log_prob)`: draws an index; `site` (an int, maybe traced) names the draw."""
@@ -53,11 +53,13 @@ class Outcome:
         stop_node: the last accepted node; 0 when no draft is accepted, [].
         next_log_law: normalised law of the token after the stop node, [V].
         log_prob: log-probability of the draws that led here, given the drafts, [].
+        working: whatever `advance_carry` needs from the decision; empty for rules without a carry.
     """
 
     stop_node: Int[Array, ""]
     next_log_law: Float[Array, " vocab"]
     log_prob: Float[Array, ""]
+    working: Any = ()
 
 
 class Rule(Protocol):
@@ -161,17 +163,6 @@ def _check_shapes(proposal: Proposal, target_log_laws: Array) -> None:
         )
 
 
-def path_table(tree: DraftTree) -> np.ndarray:
-    """For each node the path from the root to it, padded with -1, int32 [N+1, max_depth+1]."""
-    table = np.full((tree.num_nodes, tree.max_depth + 1), NO_NODE, np.int32)
-    for node, depth in enumerate(tree.depth):
-        step = node
-        for position in range(depth, -1, -1):
-            table[node, position] = step
-            step = tree.parent[step]
-    return table
-
-
 def make_verdict(tree: DraftTree, stop_node: Int[Array, ""], next_token: Int[Array, ""], carry: Any) -> Verdict:
     """The verdict that accepts the path from the root to `stop_node`."""
     return Verdict(
@@ -204,10 +195,8 @@ class ChoiceRule:
         """Chooses the stop node and gives the law of the next token."""
         raise NotImplementedError
 
-    def advance_carry(
-        self, carry: Any, proposal: Proposal, target_log_laws: Array, stop_node: Array, next_token: Array
-    ) -> Any:
-        """The carry for the next iteration, after this one stopped at `stop_node` and emitted `next_token`."""
+    def advance_carry(self, carry: Any, proposal: Proposal, outcome: Outcome, next_token: Array) -> Any:
+        """The carry for the next iteration, after this one had `outcome` and emitted `next_token`."""
         return carry
 
     def verify(self, rng_key: PRNGKeyArray, proposal: Proposal, target_log_laws: Array, carry: Any) -> Verdict:
@@ -216,7 +205,7 @@ class ChoiceRule:
         del rng_key
         outcome = self.decide(sampled(choice_key), proposal, target_log_laws, carry)
         next_token = sample_log_law(next_key, outcome.next_log_law)
-        carry = self.advance_carry(carry, proposal, target_log_laws, outcome.stop_node, next_token)
+        carry = self.advance_carry(carry, proposal, outcome, next_token)
         return make_verdict(proposal.tree, outcome.stop_node, next_token, carry)
 
 

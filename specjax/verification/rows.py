@@ -1,4 +1,4 @@
-"""Functions of one vocabulary row, shared by all rules: ratios, residuals and draws, in log space.
+"""Functions of vocabulary rows, shared by all rules: ratios, residuals and draws, in log space.
 
 Letters as in the SpecTr papers: p is the draft's law, q the target's. Everything keeps the dtype it is given: float32
 in decoding, float64 in exact enumeration. No epsilon stands in any acceptance test.
@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 # A drafted token was drawn, so its probability is not zero; a logarithm that underflowed is lifted to this value.
 LOWEST_DRAFTED_LOG_PROB = -100.0
+
+# Longer rows are sampled in two levels: noise for every entry would cost more than everything else in a rule.
+LARGEST_PLAIN_ROW = 1024
 
 
 def drafted_log_ratio(
@@ -35,36 +39,71 @@ def log_one_minus_exp(log_prob: Float[Array, "*shape"]) -> Float[Array, "*shape"
 
 
 def log_positive_part(
-    target_log_law: Float[Array, "*shape"], draft_log_law: Float[Array, "*shape"]
+    target_log_masses: Float[Array, "*shape"], draft_log_masses: Float[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
     """log (q - p)_+ elementwise; -inf where q <= p, also where both are zero."""
-    larger = target_log_law > draft_log_law
-    difference = jnp.where(larger, draft_log_law - target_log_law, 0)
-    return jnp.where(larger, target_log_law + log_one_minus_exp(difference), -jnp.inf)
+    larger = target_log_masses > draft_log_masses
+    difference = jnp.where(larger, draft_log_masses - target_log_masses, 0)
+    return jnp.where(larger, target_log_masses + log_one_minus_exp(difference), -jnp.inf)
+
+
+def positive_part_mass(
+    log_weight: Float[Array, "*rows"],
+    target_log_laws: Float[Array, "*rows vocab"],
+    draft_log_laws: Float[Array, "*rows vocab"],
+) -> Float[Array, "*rows"]:
+    """sum_x (w q(x) - p(x))_+ for each row, with w <= 1 given by its logarithm; one pass over both laws."""
+    weight = jnp.exp(log_weight)[..., None]
+    return jnp.sum(jnp.maximum(weight * jnp.exp(target_log_laws) - jnp.exp(draft_log_laws), 0), axis=-1)
 
 
 def normalise_log_masses(
-    log_masses: Float[Array, " vocab"], fallback: Float[Array, " vocab"]
-) -> Float[Array, " vocab"]:
-    """The law proportional to `exp(log_masses)`; `fallback` when there is no mass at all.
+    log_masses: Float[Array, "*rows vocab"], fallback: Float[Array, "*rows vocab"]
+) -> Float[Array, "*rows vocab"]:
+    """The laws proportional to `exp(log_masses)`; a row of `fallback` where there is no mass at all.
 
     A residual without mass belongs to an event of probability zero (up to rounding), so the fallback keeps a row
     finite; it is not what makes a rule right.
     """
-    total = jax.nn.logsumexp(log_masses)
+    total = jax.nn.logsumexp(log_masses, axis=-1, keepdims=True)
     empty = total == -jnp.inf
     return jnp.where(empty, fallback, log_masses - jnp.where(empty, 0, total))
 
 
-def sample_log_law(rng_key: PRNGKeyArray, log_law: Float[Array, " vocab"]) -> Int[Array, ""]:
-    """Draws an index from a log law by the largest perturbed entry; entries of -inf are never drawn.
+def block_size(vocab_size: int) -> int:
+    """Entries in a block of the two-level draw: the power of two at or above the square root."""
+    return 1 << int(np.ceil(np.log2(max(vocab_size, 1)) / 2))
+
+
+def sample_log_law(rng_key: PRNGKeyArray, log_law: Float[Array, " size"]) -> Int[Array, ""]:
+    """Draws an index from a log law; entries of -inf are never drawn.
+
+    Short rows take the largest perturbed entry (Gumbel). Long rows draw a block by its mass, then an entry of it, so
+    that noise is needed for about `2 sqrt(size)` entries only.
 
     Args:
         rng_key: key, consumed.
-        log_law: log-probabilities, normalised or not. If every entry is -inf the index is 0.
+        log_law: normalised log-probabilities. If every entry is -inf the index is 0.
 
     Returns:
         The index, int32.
     """
-    noise = jax.random.gumbel(rng_key, log_law.shape, log_law.dtype)
-    return jnp.argmax(log_law + noise).astype(jnp.int32)
+    if log_law.shape[0] <= LARGEST_PLAIN_ROW:
+        return _largest_perturbed(rng_key, log_law)
+    return sample_masses(rng_key, jnp.exp(log_law))
+
+
+def sample_masses(rng_key: PRNGKeyArray, masses: Float[Array, " size"]) -> Int[Array, ""]:
+    """Draws an index in proportion to `masses`, in two levels; zero masses are never drawn unless all are zero."""
+    block_key, entry_key = jax.random.split(rng_key)
+    size = masses.shape[0]
+    width = block_size(size)
+    num_blocks = -(-size // width)
+    blocks = jnp.pad(masses, (0, num_blocks * width - size)).reshape(num_blocks, width)
+    block = _largest_perturbed(block_key, jnp.log(jnp.sum(blocks, axis=-1)))
+    return block * width + _largest_perturbed(entry_key, jnp.log(blocks[block]))
+
+
+def _largest_perturbed(rng_key: PRNGKeyArray, log_masses: Float[Array, " size"]) -> Int[Array, ""]:
+    noise = jax.random.gumbel(rng_key, log_masses.shape, log_masses.dtype)
+    return jnp.argmax(log_masses + noise).astype(jnp.int32)

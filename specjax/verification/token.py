@@ -13,12 +13,12 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from specjax.types import DraftTree, Proposal
 from specjax.verification.base import ChoiceRule, Choose, Outcome, Verifier, register
-from specjax.verification.chains import check_single_chain, drafted_log_probs, exists, first_failure_log_law
-from specjax.verification.rows import drafted_log_ratio, log_positive_part, normalise_log_masses
+from specjax.verification.rows import drafted_log_ratio, log_one_minus_exp, log_positive_part, normalise_log_masses
+from specjax.verification.trees import check_single_chain, draft_row, node_log_probs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,17 +36,31 @@ class TokenRule(ChoiceRule):
     def decide(self, choose: Choose, proposal: Proposal, target_log_laws: Array, carry: Any) -> Outcome:
         """Draws the number of accepted tokens from its law given the drafts."""
         length = proposal.tree.num_nodes - 1
-        log_target, log_draft = drafted_log_probs(proposal, target_log_laws)
-        log_accept = jnp.minimum(drafted_log_ratio(log_target, log_draft), 0)
-        log_accept = jnp.where(exists(jnp.arange(1, length + 1), proposal), log_accept, -jnp.inf)
-        stop, log_prob = choose(0, first_failure_log_law(log_accept))
-        target_row = target_log_laws[stop]
         if length == 0:
-            return Outcome(stop, target_row, log_prob)
-        residual = log_positive_part(target_row, proposal.draft_log_laws[jnp.minimum(stop, length - 1)])
+            return Outcome(jnp.int32(0), target_log_laws[0], jnp.zeros((), target_log_laws.dtype))
+        log_accept = jnp.minimum(drafted_log_ratio(*node_log_probs(proposal, target_log_laws)), 0)
+        exists = jnp.arange(1, length + 1) <= proposal.max_depth
+        stop, log_prob = choose(0, first_failure_log_law(jnp.where(exists, log_accept, -jnp.inf)))
+        target_row = target_log_laws[stop]
+        residual = log_positive_part(target_row, draft_row(proposal, stop))
         rejected = stop < jnp.minimum(length, proposal.max_depth)
         next_log_law = jnp.where(rejected, normalise_log_masses(residual, target_row), target_row)
         return Outcome(stop, next_log_law, log_prob)
+
+
+def first_failure_log_law(log_accept: Float[Array, " length"]) -> Float[Array, " stops"]:
+    """Law of the number of successes before the first failure of independent trials.
+
+    Args:
+        log_accept: log-probability that trial i succeeds, [L].
+
+    Returns:
+        Log-probability of exactly i successes before the first failure, i = 0..L, [L+1].
+    """
+    zero = jnp.zeros((1,), log_accept.dtype)
+    reached = jnp.concatenate([zero, jnp.cumsum(log_accept)])
+    failed = jnp.concatenate([log_one_minus_exp(log_accept), zero])
+    return reached + failed
 
 
 TOKEN = register(

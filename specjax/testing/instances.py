@@ -1,0 +1,203 @@
+"""Small pairs of target and draft laws on which the law of a verification rule is computed exactly.
+
+An instance gives the next-token law of target and draft after every prefix, so that a rule which is only right for laws
+that do not depend on the position fails on it. Probabilities are float64 NumPy arrays, never logarithms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Prefix = tuple[int, ...]
+Law = Callable[[Prefix], np.ndarray]
+
+
+class UnknownPrefixError(ValueError):
+    """An instance read from a file says nothing about a prefix."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """Target and draft laws over a small vocabulary.
+
+    Attributes:
+        name: for tables and messages.
+        vocab_size: number of tokens, V.
+        target: law of the next token after a prefix, float64 [V].
+        draft: the same for the draft.
+    """
+
+    name: str
+    vocab_size: int
+    target: Law
+    draft: Law
+
+    def target_joint(self, length: int) -> dict[Prefix, float]:
+        """Probability of each sequence of `length` tokens under the target."""
+        law: dict[Prefix, float] = {(): 1.0}
+        for _ in range(length):
+            law = {
+                (*prefix, token): mass * float(self.target(prefix)[token])
+                for prefix, mass in law.items()
+                for token in range(self.vocab_size)
+            }
+        return law
+
+
+def from_tables(
+    name: str, vocab_size: int, target: Mapping[Prefix, np.ndarray], draft: Mapping[Prefix, np.ndarray]
+) -> Instance:
+    """An instance from tables; laws that are equal after every prefix extend to all prefixes.
+
+    Raises:
+        UnknownPrefixError: later, when a prefix outside the tables is asked for and the laws depend on the prefix.
+    """
+
+    def lookup(table: Mapping[Prefix, np.ndarray], which: str) -> Law:
+        first = next(iter(table.values()))
+        constant = all(np.array_equal(first, law) for law in table.values())
+
+        def law(prefix: Prefix) -> np.ndarray:
+            if prefix in table:
+                return table[prefix]
+            if constant:
+                return first
+            raise UnknownPrefixError(f"`{which}` of instance {name!r} has no law after prefix {prefix}")
+
+        return law
+
+    return Instance(name, vocab_size, lookup(target, "target"), lookup(draft, "draft"))
+
+
+def read_golden(
+    path: str | pathlib.Path,
+) -> tuple[dict[str, Instance], list[dict], dict[str, dict[Prefix, np.ndarray]]]:
+    """Reads a file of exact values.
+
+    Args:
+        path: JSON file with `instances`, `expectations` and `first_iteration_laws`.
+
+    Returns:
+        Instances by name; the list of expectations; for each "name|Lx|Ky|verifier" the joint law of accepted prefix and
+        next token.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not JSON or lacks a field; the message names file and field.
+    """
+    try:
+        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        instances = {
+            name: from_tables(name, entry["vocab_size"], _table(entry["target"]), _table(entry["draft"]))
+            for name, entry in content["instances"].items()
+        }
+        laws = {key: _table(entry) for key, entry in content["first_iteration_laws"].items()}
+        return instances, content["expectations"], laws
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: field {error} is missing or has the wrong type") from error
+
+
+def _table(entry: Mapping[str, list[float]]) -> dict[Prefix, np.ndarray]:
+    return {tuple(map(int, key.split(","))) if key else (): np.asarray(law, np.float64) for key, law in entry.items()}
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def _cached(law: Law) -> Law:
+    known: dict[Prefix, np.ndarray] = {}
+
+    def lookup(prefix: Prefix) -> np.ndarray:
+        if prefix not in known:
+            known[prefix] = law(prefix)
+        return known[prefix]
+
+    return lookup
+
+
+def random_instance(vocab_size: int, seed: int, distance: float = 0.7) -> Instance:
+    """Laws drawn anew for every prefix; `distance` 0 makes draft and target equal, 1 makes them independent."""
+
+    def logits(which: int, prefix: Prefix) -> np.ndarray:
+        # The length is part of the seed so that no prefix shares its seed with a shorter one.
+        return 1.5 * np.random.default_rng([seed, which, vocab_size, len(prefix), *prefix]).normal(size=vocab_size)
+
+    def draft(prefix: Prefix) -> np.ndarray:
+        return _softmax((1 - distance) * logits(0, prefix) + distance * logits(1, prefix))
+
+    return Instance(
+        f"random_v{vocab_size}_s{seed}_d{round(100 * distance)}",
+        vocab_size,
+        _cached(lambda prefix: _softmax(logits(0, prefix))),
+        _cached(draft),
+    )
+
+
+def _with_zero(law: Law, place: Callable[[Prefix], int]) -> Law:
+    def masked(prefix: Prefix) -> np.ndarray:
+        probs = law(prefix).copy()
+        probs[place(prefix) % len(probs)] = 0
+        return probs / probs.sum()
+
+    return _cached(masked)
+
+
+def _one_hot(law: Law) -> Law:
+    return _cached(lambda prefix: np.eye(len(law(prefix)))[int(np.argmax(law(prefix)))])
+
+
+def edge_instances(vocab_size: int = 3) -> dict[str, Instance]:
+    """Instances at the edges: equal, disjoint and near laws, zeros and one-hot laws on either side, a scarce token.
+
+    Args:
+        vocab_size: at least 2.
+
+    Returns:
+        Instances by name; their laws depend on the whole prefix.
+    """
+    base = random_instance(vocab_size, seed=5)
+    near = random_instance(vocab_size, seed=5, distance=0.02)
+
+    def half(first: bool) -> Law:
+        def law(prefix: Prefix) -> np.ndarray:
+            keep = (np.arange(vocab_size) + len(prefix)) % 2 == (0 if first else 1)
+            probs = np.where(keep, base.target(prefix), 0)
+            return probs / probs.sum()
+
+        return _cached(law)
+
+    def scarce(prefix: Prefix) -> np.ndarray:
+        probs = np.full(vocab_size, 0.98 / max(vocab_size - 1, 1))
+        probs[(sum(prefix) + len(prefix)) % vocab_size] = 0.02
+        return probs / probs.sum()
+
+    first_zero = lambda prefix: sum(prefix) + len(prefix)  # noqa: E731
+    other_zero = lambda prefix: sum(prefix) + len(prefix) + 1  # noqa: E731
+    laws: dict[str, tuple[Law, Law]] = {
+        "equal": (base.target, base.target),
+        "near": (near.target, near.draft),
+        "disjoint": (half(True), half(False)),
+        "zeros_in_draft": (base.target, _with_zero(base.draft, first_zero)),
+        "zeros_in_target": (_with_zero(base.target, first_zero), base.draft),
+        "zeros_in_both": (_with_zero(base.target, first_zero), _with_zero(base.draft, other_zero)),
+        "one_hot_draft": (base.target, _one_hot(base.draft)),
+        "one_hot_target": (_one_hot(base.target), base.draft),
+        "one_hot_both": (_one_hot(base.target), _one_hot(base.draft)),
+        "scarce": (base.target, _cached(scarce)),
+    }
+    return {name: Instance(f"{name}_v{vocab_size}", vocab_size, *pair) for name, pair in laws.items()}
+
+
+def all_prefixes(vocab_size: int, length: int) -> list[Prefix]:
+    """All prefixes of at most `length` tokens, shortest first."""
+    return [prefix for n in range(length + 1) for prefix in itertools.product(range(vocab_size), repeat=n)]

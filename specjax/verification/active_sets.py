@@ -1,0 +1,118 @@
+"""The walk of rules that go down a tree token by token and keep every draft that agrees with the tokens emitted so far.
+
+`spectr` and `recursive_rejection` share it: at each depth the *active* nodes all spell the same prefix; their children
+are the candidates; a one-step rule accepts one of them or rejects all; the children with the accepted token become
+active. The suffixes of drafts that share a prefix are still independent, so every step is a fresh one-step problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from specjax.types import NO_NODE, Proposal
+from specjax.verification.base import Choose, Outcome
+from specjax.verification.trees import depth_table, draft_row
+
+
+@flax.struct.dataclass
+class Candidates:
+    """The drafted continuations of one prefix.
+
+    Attributes:
+        tokens: their tokens, [W].
+        active: which of the W places hold a candidate, [W].
+        new_group: place starts the children of another node than the place before, [W].
+        target_log_law: the target's law after the prefix, [V].
+        draft_log_law: the law the candidates were drawn from, [V].
+    """
+
+    tokens: Int[Array, " width"]
+    active: Bool[Array, " width"]
+    new_group: Bool[Array, " width"]
+    target_log_law: Float[Array, " vocab"]
+    draft_log_law: Float[Array, " vocab"]
+
+
+@flax.struct.dataclass
+class StepLaw:
+    """A one-step rule's answer.
+
+    Attributes:
+        log_choice_law: log-probability of accepting each place, then of rejecting all, [W+1].
+        residual_log_law: normalised law of the next token when all are rejected, [V].
+    """
+
+    log_choice_law: Float[Array, " choices"]
+    residual_log_law: Float[Array, " vocab"]
+
+
+@flax.struct.dataclass
+class _Walk:
+    active: Bool[Array, " nodes"]
+    node: Int[Array, ""]
+    stopped: Bool[Array, ""]
+    next_log_law: Float[Array, " vocab"]
+    log_prob: Float[Array, ""]
+
+
+def walk_active_sets(
+    choose: Choose, proposal: Proposal, target_log_laws: Array, step_law: Callable[[Candidates], StepLaw]
+) -> Outcome:
+    """Goes down the tree until all candidates are rejected or none is left.
+
+    Args:
+        choose: draws the accepted place at each depth; the site is the depth of the node that branches.
+        proposal: any tree with i.i.d. siblings (or others that `step_law` knows).
+        target_log_laws: [N+1, V].
+        step_law: the one-step rule.
+
+    Returns:
+        The outcome; the stop node is the first active node, in order, at the last emitted prefix.
+    """
+    tree = proposal.tree
+    levels = depth_table(tree)
+    parents = np.asarray(tree.parent)[levels]
+    new_group = np.ones_like(levels, bool)
+    new_group[:, 1:] = parents[:, 1:] != parents[:, :-1]
+    width = levels.shape[1]
+
+    def step(walk: _Walk, level: tuple[Array, Array, Array, Array]) -> tuple[_Walk, None]:
+        depth, nodes, parent, starts = level
+        present = (nodes != NO_NODE) & walk.active[parent] & (depth < proposal.max_depth) & ~walk.stopped
+        tokens = proposal.tokens[nodes]
+        law = step_law(Candidates(tokens, present, starts, target_log_laws[walk.node], draft_row(proposal, walk.node)))
+        nothing_left = ~jnp.any(present)
+        reject = jnp.arange(width + 1) == width
+        log_choice_law = jnp.where(nothing_left, jnp.where(reject, 0, -jnp.inf), law.log_choice_law)
+        choice, log_prob = choose(depth, log_choice_law.astype(target_log_laws.dtype))
+        accepted = choice < width
+        follows = present & (tokens == tokens[jnp.minimum(choice, width - 1)]) & accepted
+        # Padding places scatter out of range and are dropped.
+        places = jnp.where(follows, nodes, tree.num_nodes)
+        active = jnp.zeros_like(walk.active).at[places].set(True, mode="drop")
+        node = jnp.where(jnp.any(follows), jnp.min(places), walk.node)
+        rejected = ~accepted & ~nothing_left
+        next_log_law = jnp.where(
+            accepted, target_log_laws[node], jnp.where(rejected, law.residual_log_law, walk.next_log_law)
+        )
+        stopped = walk.stopped | ~accepted
+        return _Walk(active, node, stopped, next_log_law, walk.log_prob + log_prob), None
+
+    start = _Walk(
+        active=jnp.arange(tree.num_nodes) == 0,
+        node=jnp.int32(0),
+        stopped=jnp.bool_(False),
+        next_log_law=target_log_laws[0],
+        log_prob=jnp.zeros((), target_log_laws.dtype),
+    )
+    if tree.num_nodes == 1:
+        return Outcome(start.node, start.next_log_law, start.log_prob)
+    depths = np.arange(tree.max_depth, dtype=np.int32)
+    end, _ = jax.lax.scan(step, start, (depths, levels, parents, new_group))
+    return Outcome(end.node, end.next_log_law, end.log_prob)
