@@ -63,9 +63,12 @@ def update_cache(
     if new.shape[2] > cache_array.shape[2]:
         raise ValueError(f"a block must fit into the cache ({cache_array.shape[2]} slots); got {new.shape[2]} queries")
     new = new.astype(cache_array.dtype)
-    for row in range(cache_array.shape[0]):
-        cache_array = lax.dynamic_update_slice(cache_array, new[row : row + 1], (row, 0, start[row], 0))
-    return cache_array
+    if cache_array.shape[0] == 1:
+        return lax.dynamic_update_slice(cache_array, new, (0, 0, start[0], 0))
+    # One scatter of whole blocks: as fast as a chain of slices a row, and far quicker to compile.
+    return jax.vmap(lambda rows, block, slot: lax.dynamic_update_slice(rows, block, (0, slot, 0)))(
+        cache_array, new, start
+    )
 
 
 def attend(
@@ -88,16 +91,30 @@ def attend(
     batch, num_heads, time, head_dim = queries.shape
     num_kv_heads, num_slots = keys.shape[1], keys.shape[2]
     group = num_heads // num_kv_heads
-    precision = matmul_precision(keys.dtype)
     # The queries of one group are rows of one product with their shared keys.
     grouped = queries.reshape(batch, num_kv_heads, group * time, head_dim).astype(keys.dtype)
-    scores = jnp.einsum(
-        "bkqd,bksd->bkqs", grouped, keys, precision=precision, preferred_element_type=jnp.float32
-    ) * jnp.float32(head_dim**-0.5)
-    scores = scores.reshape(batch, num_kv_heads, group, time, num_slots)
+    # With a single query the CPU compiler writes the cache twice and copies all of it where a product reads
+    # it; sums of elementwise products stay in place and are bound by the same memory traffic.
+    single = batch * time == 1
+    scores = _scores_single(grouped, keys) if single else _product("bkqd,bksd->bkqs", grouped, keys)
+    scores = (scores * jnp.float32(head_dim**-0.5)).reshape(batch, num_kv_heads, group, time, num_slots)
     scores = jnp.where(mask[:, None, None], scores, jnp.float32(_HIDDEN_SCORE))
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     weights = weights.reshape(batch, num_kv_heads, group * time, num_slots)
-    mixed = jnp.einsum("bkqs,bksd->bkqd", weights, values, precision=precision, preferred_element_type=jnp.float32)
+    mixed = _mix_single(weights, values) if single else _product("bkqs,bksd->bkqd", weights, values)
     mixed = mixed.reshape(batch, num_heads, time, head_dim).astype(queries.dtype)
     return jnp.swapaxes(mixed, 1, 2).reshape(batch, time, num_heads * head_dim)
+
+
+def _product(subscripts: str, left: Array, right: Array) -> Array:
+    return jnp.einsum(
+        subscripts, left, right, precision=matmul_precision(right.dtype), preferred_element_type=jnp.float32
+    )
+
+
+def _scores_single(queries: Array, keys: Array) -> Array:
+    return jnp.sum(queries.astype(jnp.float32)[:, :, :, None, :] * keys.astype(jnp.float32)[:, :, None], axis=-1)
+
+
+def _mix_single(weights: Array, values: Array) -> Array:
+    return jnp.sum(weights.astype(jnp.float32)[..., None] * values.astype(jnp.float32)[:, :, None], axis=3)

@@ -39,15 +39,16 @@ class RopeScaling:
             raise ValueError(f"`rope_scaling.factor` must be positive; got {self.factor}")
         if self.kind != "llama3":
             return
-        for name in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
-            value = getattr(self, name)
+        low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
+        for name, value in (
+            ("low_freq_factor", low),
+            ("high_freq_factor", high),
+            ("original_max_position_embeddings", original),
+        ):
             if value is None or not value > 0:
                 raise ValueError(f"`rope_scaling.{name}` must be positive for llama3 scaling; got {value}")
-        if not self.high_freq_factor > self.low_freq_factor:  # pyright: ignore[reportOptionalOperand]
-            raise ValueError(
-                "`rope_scaling.high_freq_factor` must be above `low_freq_factor`; "
-                f"got {self.high_freq_factor} and {self.low_freq_factor}"
-            )
+        if low is not None and high is not None and not high > low:
+            raise ValueError(f"`rope_scaling.high_freq_factor` must be above `low_freq_factor` ({low}); got {high}")
 
 
 @dataclasses.dataclass(frozen=True)
