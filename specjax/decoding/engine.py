@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ import numpy as np
 from specjax import verification
 from specjax.decoding import program as program_lib
 from specjax.decoding import state as state_lib
-from specjax.decoding.laws import LawParams
 from specjax.decoding.request import Completion, Request, StreamEvent
 from specjax.decoding.scheduler import Limits, RunningRequest
 from specjax.drafters.base import Drafter
@@ -29,6 +27,7 @@ OnTokens = Callable[[str, list[int], str], None]
 """Called with a request's id, its newly committed tokens and the text that became certain."""
 
 
+@runtime_checkable
 class DecodingTarget(Protocol):
     """What the engine needs of a target: configuration, parameters and, for text, a tokenizer (or None)."""
 
@@ -146,7 +145,7 @@ class Engine:
         )
         self._program = program_lib.get_program(spec)
         # A drafter that cannot hold the context says so now and not in the middle of a run.
-        jax.eval_shape(functools.partial(program_lib.init_state, spec, num_slots, self._dtype))
+        jax.eval_shape(lambda: jax.tree.leaves(program_lib.init_state(spec, num_slots, self._dtype)))
         self._state: state_lib.EngineState | None = None
         self.last_run = RunStatistics()
 
@@ -268,13 +267,13 @@ class Engine:
             width = self._bucket(count, begin)
             tokens = np.zeros((1, width + 1), np.int32)
             tokens[0, : count + 1] = prompt[begin : begin + count + 1]
-            arguments = (jnp.asarray(tokens), jnp.asarray([count], jnp.int32))
+            arguments = (tokens, np.array([count], np.int32))
             if row is None:
                 row = program.start(params, drafter_params, settings, *arguments)
             else:
                 row = program.prefill(params, drafter_params, row, *arguments)
             begin += count
-        state = program.insert(state, row, jnp.int32(slot))
+        state = program.insert(state, row, np.int32(slot))
         jax.block_until_ready(state.length)
         running.prefilled()
         return state
@@ -291,20 +290,18 @@ class Engine:
         stop_ids = self._limits.stop_ids(params)
         padding = (state_lib.NO_TOKEN,) * (self._limits.max_stop_ids - len(stop_ids))
         draft_length = params.num_speculative_tokens
-        int32, float32 = jnp.int32, jnp.float32
         # Numbers past the integer range mean the same as the largest one.
         largest = np.iinfo(np.int32).max
+        # NumPy arrays: the jitted call takes them over faster than separate device arrays.
         return state_lib.RowSettings(
-            remaining=jnp.asarray([min(params.max_new_tokens, largest)], int32),
-            draft_length=jnp.asarray([self._limits.draft_length if draft_length is None else draft_length], int32),
-            stop_ids=jnp.asarray([(*stop_ids, *padding)], int32),
-            laws=LawParams(
-                temperature=jnp.asarray([params.temperature], float32),
-                top_k=jnp.asarray([min(params.top_k, largest)], int32),
-                top_p=jnp.asarray([params.top_p], float32),
-                min_p=jnp.asarray([params.min_p], float32),
-            ),
-            seed=jnp.asarray([params.seed], jnp.uint32),
+            remaining=np.array([min(params.max_new_tokens, largest)], np.int32),
+            draft_length=np.array([self._limits.draft_length if draft_length is None else draft_length], np.int32),
+            stop_ids=np.array([(*stop_ids, *padding)], np.int32),
+            temperature=np.array([params.temperature], np.float32),
+            top_k=np.array([min(params.top_k, largest)], np.int32),
+            top_p=np.array([params.top_p], np.float32),
+            min_p=np.array([params.min_p], np.float32),
+            seed=np.array([params.seed], np.uint32),
         )
 
     @property

@@ -9,6 +9,8 @@ and never sorts: a sort of a large vocabulary costs several times more on every 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -72,9 +74,10 @@ def to_log_laws(logits: Float[Array, "batch *nodes vocab"], params: LawParams) -
     """
     logits = logits.astype(jnp.float32)
     logits = jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
-    params = jax.tree.map(lambda field: field.reshape(field.shape + (1,) * (logits.ndim - 1)), params)
-    greedy = params.temperature == 0
-    return jax.lax.cond(jnp.all(greedy), _one_hot_laws, lambda x: _mixed_laws(x, params, greedy), logits)
+    fields = (params.temperature, params.top_k, params.top_p, params.min_p)
+    columns = _Columns(*(jnp.expand_dims(field, tuple(range(1, logits.ndim))) for field in fields))
+    all_greedy = jnp.all(params.temperature == 0)
+    return jax.lax.cond(all_greedy, _one_hot_laws, lambda x: _mixed_laws(x, columns), logits)
 
 
 def finite_logits(logits: Float[Array, "*batch vocab"]) -> Bool[Array, "*batch"]:
@@ -87,11 +90,21 @@ def one_hot_log_laws(tokens: Int[Array, "*batch"], vocab_size: int) -> Float[Arr
     return jnp.where(jnp.arange(vocab_size) == tokens[..., None], jnp.float32(0), -jnp.inf)
 
 
+class _Columns(NamedTuple):
+    """`LawParams` with an axis of length 1 for every axis of the logits behind the batch."""
+
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    min_p: Array
+
+
 def _one_hot_laws(logits: Array) -> Array:
     return one_hot_log_laws(lowest_argmax(logits), logits.shape[-1])
 
 
-def _mixed_laws(logits: Array, params: LawParams, greedy: Array) -> Array:
+def _mixed_laws(logits: Array, params: _Columns) -> Array:
+    greedy = params.temperature == 0
     largest = jnp.max(logits, axis=-1, keepdims=True)
     dead = jnp.isneginf(largest)
     # Shifted first: dividing by a tiny temperature then overflows to -inf only where the law is zero.
@@ -104,7 +117,7 @@ def _mixed_laws(logits: Array, params: LawParams, greedy: Array) -> Array:
     return jnp.where(greedy | dead, _one_hot_laws(logits), laws)
 
 
-def _truncate(scaled: Array, params: LawParams) -> Array:
+def _truncate(scaled: Array, params: _Columns) -> Array:
     """Top-k, then top-p: the same search, once with every token counting one, once with its probability."""
     vocab_size = scaled.shape[-1]
     top_k = jnp.clip(params.top_k, 1, vocab_size).astype(jnp.float32)

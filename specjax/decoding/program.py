@@ -109,17 +109,15 @@ def init_state(spec: ProgramSpec, batch: int, dtype: Any, settings: RowSettings 
         ValueError: if the drafter cannot serve this length or tree.
     """
     carry = verification.get_verifier(spec.verifier).init_carry(spec.tree, spec.config.vocab_size)
+    done = jnp.full(batch, settings is None)
     if settings is None:
-        settings = RowSettings(
+        settings = state_lib.RowSettings(
             remaining=jnp.zeros(batch, jnp.int32),
             draft_length=jnp.zeros(batch, jnp.int32),
             stop_ids=jnp.full((batch, spec.max_stop_ids), state_lib.NO_TOKEN, jnp.int32),
-            laws=laws_lib.LawParams.greedy(batch),
             seed=jnp.zeros(batch, jnp.uint32),
+            **vars(laws_lib.LawParams.greedy(batch)),
         )
-        done = jnp.ones(batch, bool)
-    else:
-        done = jnp.zeros(batch, bool)
     slots = spec.num_slots_in_cache
     return EngineState(
         cache=KVCache.zeros(spec.config, batch, slots, dtype),
@@ -127,8 +125,12 @@ def init_state(spec: ProgramSpec, batch: int, dtype: Any, settings: RowSettings 
         carry=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *jnp.shape(leaf))), carry),
         last_token=jnp.zeros(batch, jnp.int32),
         length=jnp.zeros(batch, jnp.int32),
+        remaining=settings.remaining,
+        draft_length=settings.draft_length,
+        stop_ids=settings.stop_ids,
+        laws=laws_lib.LawParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p),
+        seed=settings.seed,
         done=done,
-        **{field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)},
     )
 
 

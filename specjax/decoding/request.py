@@ -40,10 +40,10 @@ class SamplingParams:
         ValueError: naming the field, the rule and the value.
     """
 
-    temperature: float = 0.0
+    temperature: float | int = 0.0
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    top_p: float | int = 1.0
+    min_p: float | int = 0.0
     seed: int = 0
     max_new_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -54,15 +54,20 @@ class EngineState:
     done: Bool[Array, "batch"]
 
 
-@flax.struct.dataclass
-class RowSettings:
-    """What a request brings to its row; every field is [1, ...] and named as in `EngineState`."""
+class RowSettings(NamedTuple):
+    """What a request brings to its row, as NumPy or JAX arrays; every field is [1] but the last, [1, M].
 
-    remaining: Int[Array, "1"]
-    draft_length: Int[Array, "1"]
-    stop_ids: Int[Array, "1 stops"]
-    laws: LawParams
-    seed: UInt[Array, "1"]
+    Named as in `EngineState` and `LawParams`.
+    """
+
+    remaining: Any
+    draft_length: Any
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
+    seed: Any
+    stop_ids: Any
 
 
 def insert_row(state: EngineState, row: EngineState, slot: Int[Array, ""]) -> EngineState:

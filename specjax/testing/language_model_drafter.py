@@ -102,17 +102,22 @@ class LanguageModelDrafter:
         to_laws: ToLaws,
     ) -> tuple[Proposal, LanguageModelState]:
         """Samples a continuation token by token."""
-        tokens, laws, cache = [last_token.astype(jnp.int32)], [], state.cache
-        for depth in range(tree.max_depth):
-            output = forward(params, self.config, tokens[-1][:, None], cache, state.length + depth)
-            cache = output.cache
+
+        def draw(carry: tuple[Array, KVCache], depth: Array) -> tuple[tuple[Array, KVCache], tuple[Array, Array]]:
+            token, cache = carry
+            output = forward(params, self.config, token[:, None], cache, state.length + depth)
             law = to_laws(compute_logits(params, self.config, output.hidden))[:, 0]
             keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng_keys, depth)
-            tokens.append(jax.vmap(sample_law)(keys, law))
-            laws.append(law)
+            token = jax.vmap(sample_law)(keys, law)
+            return (token, output.cache), (token, law)
+
+        root = last_token.astype(jnp.int32)
+        depths = jnp.arange(tree.max_depth, dtype=jnp.int32)
+        # One compiled round for all depths.
+        (_, cache), (drafts, laws) = jax.lax.scan(draw, (root, state.cache), depths)
         proposal = Proposal(
-            tokens=jnp.stack(tokens, axis=1),
-            draft_log_laws=jnp.stack(laws, axis=1),
+            tokens=jnp.concatenate((root[:, None], drafts.T), axis=1),
+            draft_log_laws=jnp.moveaxis(laws, 0, 1),
             max_depth=max_depth,
             tree=tree,
         )

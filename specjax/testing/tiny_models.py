@@ -15,11 +15,11 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from specjax.decoding.laws import LawParams, to_log_laws
 from specjax.drafters.base import ToLaws
 from specjax.models import KVCache, ModelConfig, Params, compute_logits, forward, init_params
-from specjax.sampling import sample_law
+from specjax.sampling import lowest_argmax, sample_law
 from specjax.types import DraftTree, Proposal
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TinyTarget:
     """What the engine needs of a target, and the other fields of a loaded one."""
 
@@ -111,11 +111,14 @@ def exact_joint_law(
     continuations = continuations.reshape(vocab_size ** (num_tokens - 1), num_tokens - 1)
     prompts = np.broadcast_to(np.asarray(prompt_ids, np.int32), (len(continuations), len(prompt_ids)))
     tokens = jnp.asarray(np.concatenate((prompts, continuations), axis=1))
-    cache = KVCache.zeros(target.config, tokens.shape[0], tokens.shape[1])
-    output = forward(target.params, target.config, tokens, cache, jnp.zeros(tokens.shape[0], jnp.int32))
-    logits = compute_logits(target.params, target.config, output.hidden)[:, len(prompt_ids) - 1 :]
     rows = jax.tree.map(lambda field: jnp.broadcast_to(field, (tokens.shape[0],)), laws)
-    conditional = np.exp(np.asarray(to_log_laws(logits, rows), np.float64))
+
+    def run(params: Params, tokens: Array, rows: LawParams) -> Array:
+        cache = KVCache.zeros(target.config, tokens.shape[0], tokens.shape[1])
+        output = forward(params, target.config, tokens, cache, jnp.zeros(tokens.shape[0], jnp.int32))
+        return to_log_laws(compute_logits(params, target.config, output.hidden)[:, len(prompt_ids) - 1 :], rows)
+
+    conditional = np.exp(np.asarray(jax.jit(run)(target.params, tokens, rows), np.float64))
     joint = np.ones((len(continuations), 1))
     for position in range(num_tokens - 1):
         chosen = np.take_along_axis(conditional[:, position], continuations[:, position : position + 1], axis=1)
@@ -175,22 +178,34 @@ class TabularDrafter:
         max_depth: Int[Array, "batch"],
         to_laws: ToLaws,
     ) -> tuple[Proposal, tuple[()]]:
-        """Draws every node from the row of its parent's token."""
-        tokens = [last_token.astype(jnp.int32)] * tree.num_nodes
-        laws = []
-        for node in tree.internal:
-            law = to_laws(params["logits"][tokens[node]][:, None, :])[:, 0]
+        """Draws every node from the row of its parent's token.
+
+        Raises:
+            ValueError: unless the tree is a number of chains.
+        """
+        num_chains = len(tree.children[0]) or 1
+        if tree.parent != DraftTree.chains(num_chains, tree.max_depth).parent:
+            raise ValueError(f"`tree` must be a number of chains for the tabular drafter; got {tree.parent}")
+        batch = last_token.shape[0]
+
+        def draw(parents: Array, depth: Array) -> tuple[Array, tuple[Array, Array]]:
+            laws = to_laws(params["logits"][parents])
             if self.greedy:
-                best = jnp.argmax(law, axis=-1)
-                law = jnp.where(jnp.arange(self.vocab_size) == best[:, None], jnp.float32(0), -jnp.inf)
-            laws.append(law)
-            for child in tree.children[node]:
-                child_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(rng_keys, child)
-                tokens[child] = jax.vmap(sample_law)(child_keys, law)
-        empty = jnp.zeros((last_token.shape[0], 0, self.vocab_size), jnp.float32)
+                best = lowest_argmax(laws)[..., None]
+                laws = jnp.where(jnp.arange(self.vocab_size, dtype=jnp.int32) == best, jnp.float32(0), -jnp.inf)
+            keys = jax.vmap(lambda key: jax.random.split(jax.random.fold_in(key, depth), num_chains))(rng_keys)
+            children = jax.vmap(jax.vmap(sample_law))(keys, laws)
+            return children, (children, laws)
+
+        root = jnp.repeat(last_token.astype(jnp.int32)[:, None], num_chains, axis=1)
+        # One compiled round for all depths.
+        _, (children, laws) = jax.lax.scan(draw, root, jnp.arange(tree.max_depth, dtype=jnp.int32))
+        # [L, B, K] to nodes by depth, then by chain; the chains share the root's law.
+        drafts = jnp.moveaxis(children, 0, 1).reshape(batch, tree.num_nodes - 1)
+        below = jnp.moveaxis(laws[1:], 0, 1).reshape(batch, -1, self.vocab_size)
         proposal = Proposal(
-            tokens=jnp.stack(tokens, axis=1),
-            draft_log_laws=jnp.stack(laws, axis=1) if laws else empty,
+            tokens=jnp.concatenate((root[:, :1], drafts), axis=1),
+            draft_log_laws=jnp.concatenate((laws[0, :, :1], below), axis=1),
             max_depth=max_depth,
             tree=tree,
         )

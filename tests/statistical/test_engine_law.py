@@ -1,0 +1,114 @@
+"""The real engine's output law at temperature 1, against the exact law of all three-token continuations.
+
+Each request has its own seed, so requests are independent draws of a continuation. The chi-squared test has a
+false-alarm rate of 1e-6 a test. Seeds are literal: a statistical test must not change its verdict from run to run.
+With 216 cells and 24,000 draws a typical cell expects about a hundred; a law at total variation 0.02 from the right
+one adds about 4 * 0.02^2 * 24,000 = 38 to a statistic of 216 +- 21, one at 0.06 adds 350 and fails for sure.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import verification
+from specjax.decoding import Engine, LawParams, Request, SamplingParams
+from specjax.drafters.ngram import NgramDrafter
+from specjax.testing.chi_squared import assert_follows_law, chi_squared_test
+from specjax.testing.tiny_models import TabularDrafter, TinyTarget, exact_joint_law, tiny_target
+
+VOCAB = 6
+PROMPT = (1, 4, 2, 1, 4)  # the n-gram drafter finds a match
+NUM_TOKENS = 3
+FEW, MANY = 6_000, 24_000
+LAWS = {
+    "plain": {"temperature": 1.0},
+    "truncated": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
+    "min_p": {"temperature": 1.4, "min_p": 0.1},
+}
+
+
+@functools.cache
+def target() -> TinyTarget:
+    return tiny_target(jax.random.key(2), vocab_size=VOCAB, sharpness=1.5)
+
+
+def exact_law(**settings) -> np.ndarray:
+    settings = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | settings
+    laws = LawParams(
+        temperature=jnp.full(1, settings["temperature"], jnp.float32),
+        top_k=jnp.full(1, settings["top_k"], jnp.int32),
+        top_p=jnp.full(1, settings["top_p"], jnp.float32),
+        min_p=jnp.full(1, settings["min_p"], jnp.float32),
+    )
+    return exact_joint_law(target(), PROMPT, NUM_TOKENS, laws)
+
+
+def engine_of(drafter: str, *, verifier: str = "token", num_drafts: int = 1, draft_length: int = 2) -> Engine:
+    if drafter == "ngram":
+        parts = (NgramDrafter(VOCAB), None)
+    else:
+        tabular = TabularDrafter(VOCAB, greedy=drafter == "greedy")
+        parts = (tabular, tabular.init_params(jax.random.key(5)))
+    return Engine(
+        target(),
+        *parts,
+        num_slots=64,
+        cache_length=16,
+        draft_length=draft_length,
+        num_drafts=num_drafts,
+        verifier=verifier,
+    )
+
+
+def draw(engine: Engine, num_draws: int, *, vary_length: bool = False, **settings) -> np.ndarray:
+    """Counts of all continuations [V, V, V]."""
+    longest = engine.tree.max_depth
+    requests = []
+    for seed in range(num_draws):
+        length = seed % (longest + 1) if vary_length else None
+        params = SamplingParams(seed=seed, max_new_tokens=NUM_TOKENS, num_speculative_tokens=length, **settings)
+        requests.append(Request(str(seed), PROMPT, params))
+    counts = np.zeros((VOCAB,) * NUM_TOKENS, np.int64)
+    for completion in engine.generate(requests):
+        counts[completion.token_ids] += 1
+    return counts
+
+
+def test_three_tokens_follow_the_target():
+    counts = draw(engine_of("tabular"), FEW, **LAWS["plain"])
+    assert_follows_law(counts, exact_law(**LAWS["plain"]))
+    # The same draws refute laws that are wrong by a temperature of 10 %.
+    for temperature in (0.85, 1.15):
+        assert chi_squared_test(counts, exact_law(temperature=temperature)).p_value < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("vary_length", [False, True], ids=["one length", "lengths 0 to 2"])
+@pytest.mark.parametrize("drafter", ["tabular", "greedy", "ngram"])
+@pytest.mark.parametrize("name", list(LAWS))
+def test_three_tokens_follow_the_target_for_all_laws_and_drafters(name, drafter, vary_length):
+    counts = draw(engine_of(drafter), MANY, vary_length=vary_length, **LAWS[name])
+    assert_follows_law(counts, exact_law(**LAWS[name]))
+
+
+def lossless_systems() -> list:
+    systems = []
+    for name in verification.verifier_names():
+        verifier = verification.get_verifier(name)
+        if verifier.lossless:
+            systems += [pytest.param(name, k, id=f"{name}-{k}") for k in ((1, 3) if verifier.multi_draft else (1,))]
+    return systems
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verifier", "num_drafts"), lossless_systems())
+def test_three_tokens_follow_the_target_for_every_lossless_verifier(verifier, num_drafts):
+    """Carries live in the engine's state from one block of a request to the next."""
+    engine = engine_of("tabular", verifier=verifier, num_drafts=num_drafts)
+    counts = draw(engine, MANY, **LAWS["plain"])
+    assert_follows_law(counts, exact_law(**LAWS["plain"]))
