@@ -7,21 +7,29 @@ python -m eval.benchmark --target=... --drafter=slim=EXPORT_DIR --drafter=full=E
 from __future__ import annotations
 
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from eval import files
+from absl import flags
+from tqdm import tqdm
+
+from eval import command_flags, files
+from eval.command_line import float_list, int_list, run_command
 from eval.divergence import Divergence, find_divergence
 from eval.interleaved import Measurements, measure
+from eval.loading import load_command
 from eval.provenance import describe_config, describe_run, describe_target, num_params, params_digest
-from eval.questions import Question
+from eval.questions import Question, load_questions, spread
 from eval.records import PLAIN, TurnRecord, Variant
 from eval.samples import choose_samples
 from eval.spec_bench import answer_rows
 from eval.summary import summarise_variant
+from eval.tables import print_results
 from specjax.decoding.engine import Engine
 from specjax.decoding.request import Request, SamplingParams
 from specjax.text.chat_template import encode_prompt
+from specjax.text.prompts import load_prompts
 
 SCHEMA = 1
 
@@ -257,3 +265,77 @@ def _template_warnings(target: Any, training_templates: Mapping[str, str | None]
         for name, digest in training_templates.items()
         if digest is not None and digest != own
     ]
+
+
+def main() -> None:
+    """The command."""
+    values = flags.FLAGS
+    if values.questions is not None and (values.prompts != "held_out" or values.kinds):
+        raise ValueError("`--prompts` and `--kinds` choose shipped prompts and have no effect with `--questions`")
+    draft_lengths = int_list("draft_lengths", values.draft_lengths, minimum=1)
+    temperatures = float_list("temperatures", values.temperatures, minimum=0.0)
+    if values.questions is not None:
+        questions = load_questions(values.questions)
+    else:
+        questions = [_as_question(prompt) for prompt in load_prompts(values.prompts, tuple(values.kinds) or None)]
+    questions = spread(questions, values.num_questions)
+    target, systems = load_command(**command_flags.source_arguments(), ngram=values.ngram)
+    with tqdm(desc="measuring", unit="group", disable=not sys.stderr.isatty()) as bar:
+
+        def on_progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        result = run_benchmark(
+            target,
+            {name: (system.drafter, system.params) for name, system in systems.items()},
+            questions,
+            draft_lengths=draft_lengths,
+            temperature=temperatures,
+            num_slots=values.num_slots,
+            max_new_tokens=values.max_new_tokens,
+            cache_length=values.cache_length,
+            num_drafts=values.num_drafts,
+            verifier=values.verifier,
+            top_k=values.top_k,
+            top_p=values.top_p,
+            min_p=values.min_p,
+            seed=values.seed,
+            repeats=values.repeats,
+            training_templates={name: system.template_digest for name, system in systems.items()},
+            on_progress=on_progress,
+        )
+    print_results(result)
+    for warning in result["warnings"]:
+        print(f"warning: {warning}", file=sys.stderr)
+    folder = command_flags.output_folder()
+    if folder is not None:
+        print(write_benchmark(result, folder))
+
+
+def define_flags() -> None:
+    """The command's flags; only a command defines any."""
+    command_flags.define_source()
+    command_flags.define_output()
+    flags.DEFINE_bool("ngram", True, "Measure prompt lookup as well.")
+    flags.DEFINE_string("questions", None, "File of questions in MT-Bench's form, one JSON object a line.")
+    flags.DEFINE_enum("prompts", "held_out", ["held_out", "train"], "Shipped prompts, where no --questions are given.")
+    flags.DEFINE_list("kinds", [], "Kinds of shipped prompts; all by default.")
+    flags.DEFINE_integer("num_questions", None, "Questions to ask, taken in turn from every kind; all by default.")
+    flags.DEFINE_list("draft_lengths", ["1", "2", "4"], "Drafts a step.")
+    flags.DEFINE_list("temperatures", ["0"], "Temperatures; 0 is greedy.")
+    flags.DEFINE_integer("top_k", 0, "Keep the k likeliest tokens; 0 is off.")
+    flags.DEFINE_float("top_p", 1.0, "Keep the likeliest tokens of this total probability; 1 is off.")
+    flags.DEFINE_float("min_p", 0.0, "Keep tokens of at least this share of the largest probability; 0 is off.")
+    flags.DEFINE_integer("num_slots", 1, "Prompts decoded side by side.")
+    flags.DEFINE_integer("max_new_tokens", 256, "Longest answer.")
+    flags.DEFINE_integer("cache_length", None, "Slots of the cache; fits the longest conversation by default.")
+    flags.DEFINE_integer("num_drafts", 1, "Independent drafts a step.")
+    flags.DEFINE_string("verifier", "token", "Verification rule.")
+    flags.DEFINE_integer("repeats", 1, "Timed runs of each prompt.")
+    flags.DEFINE_integer("seed", 0, "Seed of the first question.")
+
+
+if __name__ == "__main__":
+    define_flags()
+    run_command(main)

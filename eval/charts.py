@@ -11,6 +11,7 @@ import html
 import math
 from collections.abc import Sequence
 
+Number = int | float
 WIDTH = 440
 _AXIS = "#c9ced6"
 _GRID = "#eceff3"
@@ -34,7 +35,7 @@ class Line:
     """
 
     name: str
-    points: Sequence[tuple[float, float]]
+    points: Sequence[tuple[Number, Number]]
     color: str
     dashed: bool = False
     markers: bool = False
@@ -46,11 +47,11 @@ class Bar:
     """One bar of a bar chart, with an optional interval and a second value as a diamond."""
 
     label: str
-    value: float
+    value: Number
     color: str
-    low: float | None = None
-    high: float | None = None
-    marker: float | None = None
+    low: Number | None = None
+    high: Number | None = None
+    marker: Number | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +59,10 @@ class Stack:
     """One bar made of parts: (name, value, colour)."""
 
     label: str
-    parts: Sequence[tuple[str, float, str]]
+    parts: Sequence[tuple[str, Number, str]]
 
 
-def ticks(low: float, high: float, target: int = 5) -> list[float]:
+def ticks(low: Number, high: Number, target: int = 5) -> list[Number]:
     """Round values (1, 2, 2.5 or 5 times a power of ten) that cover [low, high], about `target` of them."""
     if not (math.isfinite(low) and math.isfinite(high)) or high < low:
         raise ValueError(f"`low` and `high` must be finite and ordered; got {low!r}, {high!r}")
@@ -73,7 +74,7 @@ def ticks(low: float, high: float, target: int = 5) -> list[float]:
     return [round(index * step, 12) for index in range(first, max(last, first + 1) + 1)]
 
 
-def number(value: float) -> str:
+def number(value: Number) -> str:
     """A short decimal number for an axis or a label."""
     if value == 0:
         return "0"
@@ -84,12 +85,12 @@ def number(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".") if abs(value) >= 1e-3 else f"{value:.2g}"
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", color: str = _TEXT, bold: bool = False) -> str:
+def _text(x: Number, y: Number, text: str, *, anchor: str = "start", color: str = _TEXT, bold: bool = False) -> str:
     weight = ' font-weight="600"' if bold else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}"{weight}>{html.escape(text)}</text>'
 
 
-def _svg(height: float, title: str, body: Sequence[str]) -> str:
+def _svg(height: Number, title: str, body: Sequence[str]) -> str:
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{html.escape(title, quote=True)}" '
         f'font-size="11" xmlns="http://www.w3.org/2000/svg">{"".join(body)}</svg>'
@@ -101,7 +102,7 @@ def line_chart(
     *,
     title: str,
     x_label: str,
-    y_range: tuple[float, float] | None = None,
+    y_range: tuple[Number, Number] | None = None,
     integer_x: bool = False,
     height: int = 230,
 ) -> str:
@@ -133,7 +134,7 @@ def line_chart(
     left = 12 + _CHARACTER * max(len(number(y)) for y in y_ticks)
     right, top, bottom = WIDTH - 14, 10, height - 36
 
-    def at(x: float, y: float) -> tuple[float, float]:
+    def at(x: Number, y: Number) -> tuple[Number, Number]:
         return (
             left + (right - left) * (x - x_low) / (x_high - x_low),
             bottom - (bottom - top) * (y - y_low) / (y_high - y_low),
@@ -172,11 +173,11 @@ def _draw_line(line: Line, at) -> list[str]:
     return drawn
 
 
-def _left_margin(labels: Sequence[str]) -> float:
+def _left_margin(labels: Sequence[str]) -> Number:
     return min(14 + _CHARACTER * max(len(label) for label in labels), WIDTH * 0.42)
 
 
-def bar_chart(bars: Sequence[Bar], *, title: str, reference: float | None = None, unit: str = "") -> str:
+def bar_chart(bars: Sequence[Bar], *, title: str, reference: Number | None = None, unit: str = "") -> str:
     """Horizontal bars from zero, with intervals as whiskers and second values as diamonds; empty without bars.
 
     Args:

@@ -126,4 +126,5 @@ def _sum_timings(group: int, category: str, timed: Sequence[TimedGroup]) -> Grou
         prefill_seconds=sum(t.prefill_seconds for t in timed),
         decode_seconds=sum(t.decode_seconds for t in timed),
         num_tokens=sum(t.num_tokens for t in timed),
+        num_calls=sum(t.num_calls for t in timed),
     )

@@ -73,6 +73,7 @@ class GroupTiming:
         prefill_seconds: feeding the prompts.
         decode_seconds: the rest; all new tokens come in it.
         num_tokens: new tokens.
+        num_calls: calls of the engine's step.
     """
 
     group: int
@@ -80,6 +81,7 @@ class GroupTiming:
     prefill_seconds: float
     decode_seconds: float
     num_tokens: int
+    num_calls: int
 
     @property
     def wall_seconds(self) -> float:

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from eval import files
+from eval.run_directory import read_flags
 
 _RESULTS = {
     "benchmark": ("eval/benchmark.json", "no measurement of acceptance and speed"),
@@ -77,20 +78,10 @@ def _read(inputs: ReportInputs, path: str, consequence: str) -> Any:
 
 
 def _read_flags(inputs: ReportInputs) -> None:
-    path = inputs.run_dir / "flags.txt"
     try:
-        lines = path.read_text("utf-8").splitlines()
+        inputs.flags = read_flags(inputs.run_dir / "flags.txt")
     except (OSError, UnicodeDecodeError):
         inputs.missing.append("flags.txt is missing: no table of settings")
-        return
-    for line in lines:
-        line = line.strip()
-        if not line.startswith("-"):
-            continue
-        name, equals, value = line.lstrip("-").partition("=")
-        if not equals:
-            name, value = (name[2:], "false") if name.startswith("no") else (name, "true")
-        inputs.flags[name] = value
 
 
 def _read_metrics(inputs: ReportInputs) -> None:

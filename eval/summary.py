@@ -113,6 +113,7 @@ def _speed(timings: Sequence[GroupTiming]) -> dict[str, Any]:
         "tokens_per_second": rate.to_json(),
         "tokens_per_second_mean_of_prompts": mean_rate if mean_rate == mean_rate else None,
         "decode_seconds": sum(seconds),
+        "num_calls": sum(timing.num_calls for timing in timings),
         "prefill_seconds": sum(timing.prefill_seconds for timing in timings),
     }
 

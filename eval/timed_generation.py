@@ -19,12 +19,14 @@ class TimedGroup:
         completions: in the order of the requests.
         prefill_seconds: feeding the prompts.
         decode_seconds: the rest of the group's time; all new tokens come in it.
+        num_calls: calls of the engine's step; with several slots, requests share them.
         num_compilations: XLA compilations while the clock ran; the times mean nothing unless it is 0.
     """
 
     completions: list[Completion]
     prefill_seconds: float
     decode_seconds: float
+    num_calls: int
     num_compilations: int
 
     @property
@@ -53,7 +55,7 @@ def generate_timed(engine: Engine, requests: Sequence[Request]) -> TimedGroup:
         completions = engine.generate(requests)
         seconds = time.perf_counter() - start
     prefill = engine.last_run.prefill_seconds
-    return TimedGroup(list(completions), prefill, seconds - prefill, compilations.count)
+    return TimedGroup(list(completions), prefill, seconds - prefill, engine.last_run.num_calls, compilations.count)
 
 
 def generate_warm(engine: Engine, requests: Sequence[Request], *, attempts: int = 3) -> TimedGroup:

@@ -21,6 +21,7 @@ def chat_target() -> Any:
         jax.random.key(11),
         tokenizer=tokenizer,
         vocab_size=tokenizer.vocab_size,
+        num_layers=1,
         max_position_embeddings=512,
         eos_token_ids=(tokenizer.id_of(TURN_END),),
     )

@@ -94,29 +94,28 @@ def test_case_e7_second_turn_includes_the_first_answer(
     first = next(r for r in result["answers"] if r["question_id"] == "a" and r["model_id"] == "plain-L0-T0")
     assert len(first["choices"][0]["turns"]) == 2
 
-    asked: list[tuple[int, ...]] = []
-    real = benchmark_lib.Request
+    asked: list[list[dict[str, str]]] = []
 
-    def record(**fields: Any) -> Any:
-        asked.append(fields["prompt_ids"])
-        return real(**fields)
+    def record(tokenizer: Any, template: Any, messages: list[dict[str, str]]) -> list[int]:
+        asked.append(messages)
+        return encode_prompt(tokenizer, template, messages)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark_lib, "Request", record)
+        patch.setattr(benchmark_lib, "encode_prompt", record)
         run_benchmark(chat_target, {}, QUESTIONS[:1], **SIZES)
     messages = [
         {"role": "user", "content": "hello world"},
         {"role": "assistant", "content": first["choices"][0]["turns"][0]},
         {"role": "user", "content": "and the other one?"},
     ]
-    assert asked[1] == tuple(encode_prompt(chat_target.tokenizer, chat_target.chat_template, messages))
+    assert asked == [messages[:1], messages]
 
 
 def test_case_e9_result_carries_configuration_and_weight_digest_of_what_ran(
     chat_target: Any, systems: dict[str, Any], result: dict[str, Any]
 ) -> None:
     assert result["target"]["digest"] == chat_target.digest
-    assert result["target"]["config"]["num_layers"] == 2
+    assert result["target"]["config"]["num_layers"] == 1
     assert result["systems"]["table"]["drafter"]["class"] == "TabularDrafter"
     digest = result["systems"]["table"]["digest"]
     drafter, params = systems["table"]

@@ -1,0 +1,132 @@
+"""Targets and drafters for the commands: from a run directory, or from a target and exported drafters."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from specjax.checkpoints.eagle import load_drafter
+from specjax.checkpoints.target import Target, load_target
+
+from eval import files
+from eval.records import PLAIN
+from eval.run_directory import RunDirectory
+from specjax.drafters.eagle3 import Eagle3Drafter
+from specjax.drafters.ngram import NgramDrafter
+
+NGRAM = "ngram"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedSystem:
+    """A drafter ready for the engine.
+
+    Attributes:
+        name: in tables.
+        drafter: its configuration object.
+        params: its parameters, the target's embedding among them; None without parameters.
+        template_digest: of the chat template it was trained with; None where the export does not say.
+    """
+
+    name: str
+    drafter: Any
+    params: Any
+    template_digest: str | None = None
+
+
+def load_command(
+    *,
+    run: str | None,
+    target: str | None,
+    drafters: Sequence[str],
+    ngram: bool,
+    dtype: str | None = None,
+    cache_dir: str | None = None,
+) -> tuple[Target, dict[str, LoadedSystem]]:
+    """Loads what a command's flags name.
+
+    Args:
+        run: run directory; gives the target, its dtype and the exported drafter.
+        target: source of the target, instead of `run`'s.
+        drafters: folders of exported drafters, "FOLDER" or "NAME=FOLDER", beside `run`'s.
+        ngram: whether prompt lookup is a system too.
+        dtype: of the target's weights; None is the run's, or float32.
+        cache_dir: where fetched weights are kept.
+
+    Returns:
+        The target, and systems by name.
+
+    Raises:
+        ValueError: if neither `run` nor `target` is given, names clash, or a drafter does not fit the target.
+        FileNotFoundError: if a folder is missing.
+    """
+    folders: dict[str, pathlib.Path] = {}
+    source = target
+    if run is not None:
+        directory = RunDirectory.open(run)
+        source = source or directory.target
+        dtype = dtype or directory.flags.get("target_dtype")
+        folders[directory.flags.get("head", "trained")] = directory.export
+    if source is None:
+        raise ValueError("`--run` or `--target` must be given")
+    for value in drafters:
+        name, folder = _parse_drafter(value)
+        if name in folders or name in (PLAIN, NGRAM):
+            raise ValueError(f"`--drafter` must give each drafter its own name (NAME=FOLDER); got {name!r} twice")
+        folders[name] = folder
+    for folder in folders.values():
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no exported drafter at {folder}")
+    loaded = load_target(source, dtype=dtype or "float32", cache_dir=cache_dir)
+    systems = {name: load_system(name, folder, loaded) for name, folder in folders.items()}
+    if ngram:
+        systems[NGRAM] = LoadedSystem(NGRAM, NgramDrafter(vocab_size=loaded.config.vocab_size), None)
+    return loaded, systems
+
+
+def load_system(name: str, folder: pathlib.Path, target: Target) -> LoadedSystem:
+    """Loads an exported drafter and gives it the target's embedding.
+
+    Raises:
+        ValueError: if its vocabulary or the width of its features is not the target's.
+    """
+    config, params = load_drafter(folder)
+    for field, own, other in (
+        ("vocab_size", config.vocab_size, target.config.vocab_size),
+        ("target_hidden_size", config.target_hidden_size, target.config.hidden_size),
+    ):
+        if own != other:
+            raise ValueError(f"`{field}` of the drafter in {folder} must be the target's {other}; got {own}")
+    if max(config.feature_layers) >= target.config.num_layers:
+        raise ValueError(
+            f"`feature_layers` of the drafter in {folder} must be below the target's {target.config.num_layers} "
+            f"layers; got {config.feature_layers}"
+        )
+    embedded = {**params, "embed_tokens": target.params["embed_tokens"]}
+    return LoadedSystem(name, Eagle3Drafter(config), embedded, _template_digest(folder))
+
+
+def _parse_drafter(value: str) -> tuple[str, pathlib.Path]:
+    name, equals, folder = value.partition("=")
+    path = pathlib.Path(folder if equals else value)
+    if not str(path) or (equals and not name):
+        raise ValueError(f"`--drafter` must be FOLDER or NAME=FOLDER; got {value!r}")
+    return (name if equals else path.resolve().name), path
+
+
+def _template_digest(folder: pathlib.Path) -> str | None:
+    found = _find(files.read_json(folder / "config.json"), "template_digest")
+    return found if isinstance(found, str) else None
+
+
+def _find(value: Any, name: str) -> Any:
+    """The first entry of that name, however deep."""
+    if isinstance(value, dict):
+        if name in value:
+            return value[name]
+        children = value.values()
+    else:
+        children = value if isinstance(value, list) else ()
+    return next((found for child in children if (found := _find(child, name)) is not None), None)

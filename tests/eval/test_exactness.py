@@ -1,0 +1,77 @@
+"""The exactness check passes what is exact and names what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import pytest
+
+from eval import exactness
+from eval.exactness import check_exactness
+from specjax.testing.tiny_models import TabularDrafter, tiny_target
+
+PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9), (2, 2)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return tiny_target(jax.random.key(8))
+
+
+@pytest.fixture(scope="module")
+def systems(target: Any) -> dict[str, Any]:
+    table = TabularDrafter(target.config.vocab_size)
+    return {"table": (table, table.init_params(jax.random.key(9)))}
+
+
+def test_speculative_decoding_is_exact_also_around_the_context_s_end(target: Any, systems: dict[str, Any]) -> None:
+    seen: list[dict[str, Any]] = []
+    result = check_exactness(
+        target,
+        systems,
+        PROMPTS,
+        draft_lengths=(3,),
+        batch_sizes=(1, 2),
+        max_new_tokens=40,
+        cache_length=24,
+        on_row=seen.append,
+    )
+    assert result["exact"]
+    assert result["rows"] == seen
+    assert [(row["system"], row["draft_length"], row["batch_size"]) for row in seen] == [
+        ("plain", 0, 2),
+        ("table", 3, 1),
+        ("table", 3, 2),
+    ]
+    # Every prompt runs into the end of its 24 slots.
+    assert all(row["num_tokens"] == sum(24 - len(prompt) for prompt in PROMPTS) for row in seen)
+
+
+def test_a_wrong_engine_is_caught(target: Any, systems: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = dataclasses.replace(
+        target, params=target.params | {"lm_head": target.params["lm_head"].at[:, 3].add(jax.numpy.float32(4))}
+    )
+    real = exactness.Engine
+
+    def engine(own: Any, drafter: Any, *args: Any, **sizes: Any) -> Any:
+        return real(wrong if drafter is not None else own, drafter, *args, **sizes)
+
+    monkeypatch.setattr(exactness, "Engine", engine)
+    result = check_exactness(target, systems, PROMPTS, draft_lengths=(3,), max_new_tokens=40, cache_length=24)
+    assert not result["exact"]
+    (row,) = result["rows"]
+    assert row["identical"] < row["compared"] == 4
+    assert all(divergence["gap"] >= 0 for divergence in row["divergences"])
+
+
+def test_prompts_that_cannot_be_served_do_not_pass_as_equal(target: Any, systems: dict[str, Any]) -> None:
+    long = tuple([1] * 30)
+    result = check_exactness(target, systems, [*PROMPTS, long], draft_lengths=(3,), max_new_tokens=40, cache_length=24)
+    assert result["num_not_served"] == 1
+    assert result["rows"][0]["compared"] == 4
+    with pytest.raises(ValueError, match="no prompt can be served"):
+        check_exactness(target, systems, [long], draft_lengths=(3,), cache_length=24)
+    with pytest.raises(ValueError, match="at least one prompt"):
+        check_exactness(target, systems, [], draft_lengths=(3,))
