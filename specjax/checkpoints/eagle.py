@@ -1,0 +1,289 @@
+"""EAGLE-3 drafters in the checkpoint form that serving engines load, and back.
+
+`model.safetensors` and `config.json` follow the published EAGLE-3 layout: [out, in] matrices, the layer under
+`midlayer.`, one dense `lm_head.weight` [V, d]. A low-rank head is merged into that matrix; its own factors lie beside
+it in `specjax/head.safetensors`, a folder below, because engines read every safetensors file next to config.json.
+The embedding is the target's and is not stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.checkpoints.safetensors_io import read_header, read_tensors, write_tensors
+from specjax.drafters.eagle3_layer import Eagle3Config, Params, parameter_shapes
+from specjax.heads import HeadConfig, get_head
+from specjax.models.config import RopeScaling
+
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+HEAD_FILE = Path("specjax") / "head.safetensors"
+FORMAT_VERSION = 1
+
+# Parameter -> (tensor name, whether it is a matrix to transpose).
+_OUTER = {"fc": ("fc.weight", True), "norm": ("norm.weight", False), "fc_norm": ("fc_norm.weight", False)}
+_LAYER = {
+    "input_norm": ("midlayer.input_layernorm.weight", False),
+    "hidden_norm": ("midlayer.hidden_norm.weight", False),
+    "q_proj": ("midlayer.self_attn.q_proj.weight", True),
+    "k_proj": ("midlayer.self_attn.k_proj.weight", True),
+    "v_proj": ("midlayer.self_attn.v_proj.weight", True),
+    "o_proj": ("midlayer.self_attn.o_proj.weight", True),
+    "post_attention_norm": ("midlayer.post_attention_layernorm.weight", False),
+    "gate_proj": ("midlayer.mlp.gate_proj.weight", True),
+    "up_proj": ("midlayer.mlp.up_proj.weight", True),
+    "down_proj": ("midlayer.mlp.down_proj.weight", True),
+}
+_HEAD = "lm_head.weight"
+# Checkpoints of other trainers may carry these; they say nothing that this drafter does not know.
+_IGNORED = ("embed_tokens.weight",)
+_VOCABULARY_MAPS = ("d2t", "t2d")
+_SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+def export_drafter(
+    folder: str | os.PathLike[str],
+    config: Eagle3Config,
+    params: Params,
+    target: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Writes a drafter, reads it again and compares.
+
+    Args:
+        folder: made if need be.
+        config: shape of the drafter.
+        params: its parameters; an `embed_tokens` among them is left out.
+        target: what it was trained for, as JSON values.
+        metadata: how it was trained, as JSON values.
+
+    Raises:
+        ValueError: if a parameter has another shape than the configuration says, or reading it again gives others.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    head = get_head(config.head.kind)
+    tensors = {name: np.asarray(_get(params, path)) for name, path, _ in _table(config)}
+    tensors = {name: tensors[name].T if flip else tensors[name] for name, _, flip in _table(config)}
+    tensors[_HEAD] = np.asarray(head.merged_weight(params["head"]))
+    _check_shapes(str(folder), config, {name: tensor.shape for name, tensor in tensors.items()})
+    write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
+    if config.head.kind != "full":
+        # As they are used: no transposition, so that nothing is rounded or reordered on the way.
+        write_tensors(folder / HEAD_FILE, {name: np.asarray(leaf) for name, leaf in params["head"].items()})
+    fields = {**_config_fields(config), "specjax": _own_fields(config, target, metadata)}
+    temporary = folder / f"{CONFIG_FILE}.tmp"
+    temporary.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, folder / CONFIG_FILE)
+    _check_written(folder, config, params)
+
+
+def load_drafter(folder: str | os.PathLike[str]) -> tuple[Eagle3Config, Params]:
+    """Reads a drafter; one exported here gives the same logits, bit for bit.
+
+    Args:
+        folder: holds config.json and model.safetensors, from here or from another EAGLE-3 trainer with a head over
+            the whole vocabulary.
+
+    Returns:
+        Configuration and parameters, without the embedding.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is broken, tensors are missing, unexpected or of another shape, or the head covers only
+            a part of the vocabulary.
+    """
+    folder = Path(folder)
+    config = _read_config(folder)
+    header = read_header(folder / MODEL_FILE)
+    maps = [name for name in _VOCABULARY_MAPS if name in header]
+    if maps:
+        raise ValueError(
+            f"{folder / MODEL_FILE}: heads over a part of the vocabulary are not supported; got {' and '.join(maps)}"
+        )
+    _check_shapes(str(folder / MODEL_FILE), config, {name: tuple(entry["shape"]) for name, entry in header.items()})
+    tensors = read_tensors(folder / MODEL_FILE)
+
+    def take(name: str, flip: bool) -> jax.Array:
+        return jnp.asarray(np.ascontiguousarray(tensors[name].T if flip else tensors[name]))
+
+    params: Params = {}
+    for name, path, flip in _table(config):
+        place = params
+        for key in path[:-1]:
+            place = place.setdefault(key, {})
+        place[path[-1]] = take(name, flip)
+    params["head"] = {"kernel": take(_HEAD, True)} if config.head.kind == "full" else _read_head(folder, config)
+    return config, params
+
+
+def _table(config: Eagle3Config) -> list[tuple[str, tuple[str, ...], bool]]:
+    """Tensor name, path of the parameter, whether to transpose; the head is apart."""
+    outer = [(name, (key,), flip) for key, (name, flip) in _OUTER.items() if key in parameter_shapes(config)]
+    return outer + [(name, ("midlayer", key), flip) for key, (name, flip) in _LAYER.items()]
+
+
+def _get(params: Params, path: tuple[str, ...]) -> Any:
+    value: Any = params
+    for key in path:
+        value = value[key]
+    return value
+
+
+def _check_shapes(where: str, config: Eagle3Config, found: Mapping[str, tuple[int, ...]]) -> None:
+    shapes = parameter_shapes(config)
+    expected = {}
+    for name, path, flip in _table(config):
+        shape = tuple(_get(shapes, path))
+        expected[name] = shape[::-1] if flip else shape
+    expected[_HEAD] = (config.vocab_size, config.hidden_size)
+    missing = sorted(set(expected) - set(found))
+    unexpected = sorted(set(found) - set(expected) - set(_IGNORED))
+    if missing or unexpected:
+        raise ValueError(
+            f"{where}: the tensors do not fit the configuration; "
+            f"missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}"
+        )
+    wrong = [
+        f"{name} must be {list(shape)}, got {list(found[name])}"
+        for name, shape in expected.items()
+        if tuple(found[name]) != shape
+    ]
+    if wrong:
+        raise ValueError(f"{where}: wrong shapes: {'; '.join(wrong)}")
+
+
+def _read_head(folder: Path, config: Eagle3Config) -> dict[str, jax.Array]:
+    tensors = read_tensors(folder / HEAD_FILE)
+    width, rank, vocab = config.hidden_size, config.head.inner_size, config.vocab_size
+    expected = {"down": (width, rank), "up": (rank, vocab)}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if found != expected:
+        raise ValueError(f"{folder / HEAD_FILE}: the factors must be {expected}; got {found}")
+    return {name: jnp.asarray(np.asarray(tensor)) for name, tensor in tensors.items()}
+
+
+def _config_fields(config: Eagle3Config) -> dict[str, Any]:
+    scaling = None
+    if config.rope_scaling is not None:
+        scaling = {
+            ("rope_type" if key == "kind" else key): value
+            for key, value in dataclasses.asdict(config.rope_scaling).items()
+            if value is not None
+        }
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "max_position_embeddings": config.max_position_embeddings,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        # Engines name a layer by its input: the output of layer i is the input of layer i + 1.
+        "eagle_config": {
+            "use_aux_hidden_state": True,
+            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.feature_layers],
+        },
+        **{name: getattr(config, name) for name in _SWITCHES},
+    }
+
+
+def _own_fields(config: Eagle3Config, target: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "feature_layers": list(config.feature_layers),
+        "head": {"kind": config.head.kind, "rank": config.head.rank},
+        "num_valid_tokens": config.num_valid_tokens,
+        "target": dict(target),
+        "training": dict(metadata),
+    }
+
+
+def _read_config(folder: Path) -> Eagle3Config:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    try:
+        return _config_of(fields)
+    except KeyError as error:
+        raise ValueError(f"{path}: the configuration lacks `{error.args[0]}`") from error
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: the configuration is broken ({error})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _config_of(fields: Mapping[str, Any]) -> Eagle3Config:
+    own = fields.get("specjax", {})
+    version = own.get("format_version", FORMAT_VERSION)
+    if version != FORMAT_VERSION:
+        raise ValueError(f"`specjax.format_version` must be {FORMAT_VERSION}; got {version!r}")
+    if fields.get("draft_vocab_size", fields["vocab_size"]) != fields["vocab_size"]:
+        raise ValueError(
+            f"`draft_vocab_size` must be the whole vocabulary ({fields['vocab_size']}): heads over a part of it are "
+            f"not supported; got {fields['draft_vocab_size']}"
+        )
+    layers = own.get("feature_layers")
+    if layers is None:
+        layers = [layer - 1 for layer in fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
+    head = own.get("head", {"kind": "full", "rank": None})
+    num_heads, width = fields["num_attention_heads"], fields["hidden_size"]
+    return Eagle3Config(
+        vocab_size=fields["vocab_size"],
+        hidden_size=width,
+        intermediate_size=fields["intermediate_size"],
+        num_heads=num_heads,
+        num_kv_heads=fields.get("num_key_value_heads", num_heads),
+        head_dim=fields.get("head_dim") or width // num_heads,
+        target_hidden_size=fields.get("target_hidden_size") or width,
+        feature_layers=tuple(layers),
+        head=HeadConfig(head["kind"], width, fields["vocab_size"], head["rank"]),
+        rope_theta=fields.get("rope_theta", 10000.0),
+        rope_scaling=_rope_scaling(fields.get("rope_scaling")),
+        rms_norm_eps=fields["rms_norm_eps"],
+        max_position_embeddings=fields["max_position_embeddings"],
+        num_valid_tokens=own.get("num_valid_tokens"),
+        **{name: bool(fields.get(name, False)) for name in _SWITCHES},
+    )
+
+
+def _rope_scaling(value: Mapping[str, Any] | None) -> RopeScaling | None:
+    kind = None if value is None else value.get("rope_type", value.get("type"))
+    if value is None or kind in (None, "default"):
+        return None
+    known = {field.name for field in dataclasses.fields(RopeScaling)} - {"kind"}
+    return RopeScaling(kind=kind, **{key: item for key, item in value.items() if key in known})
+
+
+def _check_written(folder: Path, config: Eagle3Config, params: Params) -> None:
+    read_config, read_params = load_drafter(folder)
+    if read_config != config:
+        raise ValueError(f"{folder}: the configuration reads back as another one: {read_config}")
+    own = {name: leaf for name, leaf in params.items() if name != "embed_tokens"}
+    same = jax.tree.map(lambda a, b: bool(np.array_equal(np.asarray(a), np.asarray(b))), own, read_params)
+    if not all(jax.tree.leaves(same)):
+        raise ValueError(f"{folder}: parameters read back as others: {same}")
