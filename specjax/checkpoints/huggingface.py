@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,15 @@ from specjax.models import ModelConfig
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def read_config(folder: str | os.PathLike[str], *, num_valid_tokens: int | None = None) -> ModelConfig:
     """The configuration of a model folder.
+
+    Tokens that end a text are those of config.json and, where there is one, of generation_config.json: chat
+    models often name the end of a turn only there.
 
     Args:
         folder: holds config.json.
@@ -28,11 +35,25 @@ def read_config(folder: str | os.PathLike[str], *, num_valid_tokens: int | None 
         FileNotFoundError: if there is no config.json.
         ValueError: if it is broken or asks for another family.
     """
-    path = Path(folder) / "config.json"
+    config = read_config_file(Path(folder) / "config.json", num_valid_tokens=num_valid_tokens)
+    path = Path(folder) / "generation_config.json"
+    if not path.is_file():
+        return config
+    more = _read_json(path).get("eos_token_id")
+    more = [] if more is None else more if isinstance(more, list) else [more]
     try:
-        return ModelConfig.from_huggingface(_read_json(path), num_valid_tokens=num_valid_tokens)
+        return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}" if str(path) not in str(error) else str(error)) from error
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_config_file(path: Path, *, num_valid_tokens: int | None = None) -> ModelConfig:
+    """The configuration in one JSON file; see `read_config`."""
+    fields = _read_json(path)
+    try:
+        return ModelConfig.from_huggingface(fields, num_valid_tokens=num_valid_tokens)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -56,6 +77,9 @@ def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise FileNotFoundError(f"{folder}: {INDEX} names weights files that are missing: {', '.join(absent)}")
+    stray = sorted(path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name) and path.name not in names)
+    if stray:
+        raise ValueError(f"{folder}: weights files that {INDEX} does not name: {', '.join(stray)}")
     found: dict[str, str] = {}
     for name in names:
         for tensor in read_header(folder / name):
@@ -84,8 +108,11 @@ def load_params(folder: str | os.PathLike[str], config: ModelConfig, dtype: Any)
         ValueError: see `weight_files` and `llama_names.check_tensors`.
     """
     files = weight_files(folder)
-    shapes = {name: entry["shape"] for path in files for name, entry in read_header(path).items()}
-    llama_names.check_tensors(str(folder), config, shapes)
+    entries = {name: entry for path in files for name, entry in read_header(path).items()}
+    llama_names.check_tensors(str(folder), config, {name: entry["shape"] for name, entry in entries.items()})
+    packed = [f"{name} ({entry['dtype']})" for name, entry in entries.items() if entry["dtype"] not in _FLOATS]
+    if packed:
+        raise ValueError(f"{folder}: tensors must be of {', '.join(_FLOATS)}; got {', '.join(packed)}")
     tensors: dict[str, np.ndarray] = {}
     for path in files:
         tensors.update(read_tensors(path))

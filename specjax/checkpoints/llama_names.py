@@ -122,15 +122,17 @@ def build_params(config: ModelConfig, get: Callable[[str], np.ndarray], dtype: A
 
     def take(name: str, transpose: bool) -> Any:
         tensor = get(name)
-        return jnp.asarray(np.ascontiguousarray(tensor.T if transpose else tensor).astype(dtype))
+        # Always one copy: a view of a mapped file would keep the file open and change with it.
+        return jnp.asarray(np.array(tensor.T if transpose else tensor, dtype, order="C"))
 
     table = layer_tensors(config)
+    embedding = take(EMBEDDING, False)
     return {
-        "embed_tokens": take(EMBEDDING, False),
+        "embed_tokens": embedding,
         "layers": [
             {parameter: take(f"model.layers.{index}.{name}", flip) for parameter, (name, flip) in table.items()}
             for index in range(config.num_layers)
         ],
         "final_norm": take(FINAL_NORM, False),
-        "lm_head": take(EMBEDDING if config.tie_word_embeddings else HEAD, True),
+        "lm_head": embedding.T if config.tie_word_embeddings else take(HEAD, True),
     }

@@ -7,6 +7,7 @@ zeros. So the header and the file's length are compared first, and every fault n
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -59,17 +60,14 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
         if _LENGTH_BYTES + header_bytes > size:
             raise ValueError(f"{path}: truncated inside the header of {header_bytes} bytes; the file has {size}")
         try:
-            header = json.loads(file.read(header_bytes))
-        except ValueError as error:
+            header = json.loads(file.read(header_bytes), object_pairs_hook=_without_duplicates)
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: the header is not JSON ({error})") from error
     if not isinstance(header, dict):
         raise ValueError(f"{path}: the header must be a JSON object; got {type(header).__name__}")
     header.pop("__metadata__", None)
     end = 0
-    spans = []
-    for name, entry in header.items():
-        spans.append(_check_entry(path, name, entry))
-    for begin, stop in sorted(spans):
+    for begin, stop in sorted(_check_entry(path, name, entry) for name, entry in header.items()):
         if begin != end:
             raise ValueError(f"{path}: tensors must lie back to back; one begins at byte {begin}, expected {end}")
         end = stop
@@ -82,7 +80,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """All tensors of a file, after `read_header` found it whole.
+    """All tensors of a file, after `read_header` found it whole; they are read from disk when they are used.
 
     Raises:
         FileNotFoundError: see `read_header`.
@@ -90,10 +88,10 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """
     path = Path(path)
     header = read_header(path)
-    header_bytes = int.from_bytes(path.open("rb").read(_LENGTH_BYTES), "little")
-    if not header:
-        return {}
-    data = np.memmap(path, np.uint8, mode="r", offset=_LENGTH_BYTES + header_bytes)
+    num_bytes = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if not num_bytes:
+        return {name: np.zeros(entry["shape"], _DTYPES[entry["dtype"]]) for name, entry in header.items()}
+    data = np.memmap(path, np.uint8, mode="r", offset=path.stat().st_size - num_bytes)
     tensors = {}
     for name, entry in header.items():
         begin, stop = entry["data_offsets"]
@@ -127,11 +125,22 @@ def write_tensors(
 def _check_entry(path: Path, name: str, entry: Any) -> tuple[int, int]:
     try:
         dtype, shape, (begin, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        count = int(np.prod([int(size) for size in shape], dtype=np.int64))
+        sizes = [*shape, begin, stop]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: tensor `{name}` has a broken description: {entry!r}") from error
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError(f"{path}: sizes and offsets of tensor `{name}` must be integers from 0 on; got {entry!r}")
     if dtype not in _DTYPES:
         raise ValueError(f"{path}: tensor `{name}` must have a dtype among {', '.join(_DTYPES)}; got {dtype!r}")
-    if begin < 0 or stop - begin != count * np.dtype(_DTYPES[dtype]).itemsize:
+    # Python integers: sizes of a hostile header must not wrap around.
+    if stop - begin != math.prod(shape) * np.dtype(_DTYPES[dtype]).itemsize:
         raise ValueError(f"{path}: tensor `{name}` of shape {shape} and dtype {dtype} has {stop - begin} bytes")
     return begin, stop
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"`{next(name for name in names if names.count(name) > 1)}` appears twice")
+    return value

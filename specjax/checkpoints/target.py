@@ -103,18 +103,12 @@ def load_config(source: str, *, cache_dir: str | os.PathLike[str] | None = None)
     if source in PUBLISHED_CONFIGS and not Path(source).exists():
         return PUBLISHED_CONFIGS[source]
     if source.endswith(".json"):
-        return huggingface.read_config(Path(source).parent)
+        return huggingface.read_config_file(Path(source))
     path = resolve_source(source, cache_dir=cache_dir)
     if path.is_dir():
         return huggingface.read_config(path)
     reader = gguf_io.open_gguf(path)
-    names = {tensor.name for tensor in reader.tensors}
-    return gguf_io.read_config(
-        gguf_io.read_fields(reader),
-        tied="output.weight" not in names,
-        attention_bias="blk.0.attn_q.bias" in names,
-        where=str(path),
-    )
+    return gguf_io.read_config(reader, gguf_io.read_fields(reader), where=str(path))
 
 
 def _joint_digest(files: list[Path]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -24,8 +26,9 @@ class KVCache:
         values: one array a layer, each [B, KV, S, head_dim].
     """
 
-    keys: tuple[Float[Array, "batch kv slots head_dim"], ...]
-    values: tuple[Float[Array, "batch kv slots head_dim"], ...]
+    # Any: transformations rebuild pytrees with leaves that are no arrays (shapes, axes, None).
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
 
     @classmethod
     def zeros(

@@ -127,7 +127,9 @@ class ModelConfig:
             )
         for name, ids in (("bos_token_id", (self.bos_token_id,)), ("eos_token_ids", self.eos_token_ids)):
             for token_id in ids:
-                if token_id is not None and not 0 <= token_id < self.vocab_size:
+                if token_id is None:
+                    continue
+                if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
                     raise ValueError(f"`{name}` must be in [0, vocab_size = {self.vocab_size}); got {token_id}")
 
     @classmethod
@@ -152,6 +154,9 @@ class ModelConfig:
         ]
         if missing:
             raise ValueError(f"the model configuration lacks {', '.join(f'`{name}`' for name in missing)}")
+        for name in ("hidden_size", "num_attention_heads"):
+            if type(fields[name]) is not int or fields[name] < 1:
+                raise ValueError(f"`{name}` must be a positive integer; got {fields[name]!r}")
         num_heads = fields["num_attention_heads"]
         num_kv_heads = fields.get("num_key_value_heads")
         head_dim = fields.get("head_dim")

@@ -30,9 +30,10 @@ class ForwardOutput:
         cache: the cache with the block written.
     """
 
-    hidden: Float[Array, "batch time width"]
-    features: Float[Array, "batch time features"]
-    cache: KVCache
+    # Any: transformations rebuild pytrees with leaves that are no arrays (shapes, axes, None).
+    hidden: Any
+    features: Any
+    cache: Any
 
 
 def parameter_shapes(config: ModelConfig) -> Params:
