@@ -22,11 +22,8 @@ def sample_law(rng_key: PRNGKeyArray, log_law: Float[Array, "vocab"]) -> Int[Arr
     Returns:
         The token, [] int32.
     """
-    vocab_size = log_law.shape[0]
-    block_size = 2 ** math.ceil(math.log2(vocab_size) / 2)
-    num_blocks = -(-vocab_size // block_size)
-    padding = (0, num_blocks * block_size - vocab_size)
-    blocks = jnp.pad(log_law, padding, constant_values=-jnp.inf).reshape(num_blocks, block_size)
+    blocks = _in_blocks(log_law)
+    num_blocks, block_size = blocks.shape
     noise = jax.random.gumbel(rng_key, (num_blocks + block_size,), log_law.dtype)
     del rng_key
     block = jnp.argmax(jax.nn.logsumexp(blocks, axis=-1) + noise[:num_blocks])
@@ -40,7 +37,25 @@ def sample_laws(rng_keys: Key[Array, "batch"], log_laws: Float[Array, "batch voc
 
 
 def lowest_argmax(values: Float[Array, "*batch vocab"]) -> Int[Array, "*batch"]:
-    """Lowest index of the maximum over the last axis, int32; two plain reductions, which vectorise."""
+    """Lowest index of the maximum over the last axis, int32.
+
+    In two stages as well: a maximum over blocks vectorises well, an argmax over the vocabulary does not.
+    """
+    blocks = _in_blocks(values)
+    block = jnp.argmax(jnp.max(blocks, axis=-1), axis=-1)
+    best = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
+    return (block * blocks.shape[-1] + jnp.argmax(best, axis=-1)).astype(jnp.int32)
+
+
+def _in_blocks(values: Array) -> Array:
+    """The last axis as blocks of about the square root of its length, [..., blocks, size], padded with -inf."""
     vocab_size = values.shape[-1]
-    largest = jnp.max(values, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(values == largest, jnp.arange(vocab_size, dtype=jnp.int32), vocab_size - 1), axis=-1)
+    exponent = math.ceil(math.log2(vocab_size) / 2)
+    # A block size that divides the vocabulary needs no padded copy; those of large models have one.
+    sizes = [2**e for e in range(exponent, max(exponent - 4, 0), -1) if vocab_size % 2**e == 0]
+    block_size = sizes[0] if sizes else 2**exponent
+    num_blocks = -(-vocab_size // block_size)
+    if num_blocks * block_size != vocab_size:
+        padding = [(0, 0)] * (values.ndim - 1) + [(0, num_blocks * block_size - vocab_size)]
+        values = jnp.pad(values, padding, constant_values=-jnp.inf)
+    return values.reshape(*values.shape[:-1], num_blocks, block_size)

@@ -72,12 +72,13 @@ def to_log_laws(logits: Float[Array, "batch *nodes vocab"], params: LawParams) -
     Returns:
         Log laws [B, ..., V] float32.
     """
-    logits = logits.astype(jnp.float32)
-    logits = jnp.where(jnp.isfinite(logits), logits, -jnp.inf)
     fields = (params.temperature, params.top_k, params.top_p, params.min_p)
     columns = _Columns(*(jnp.expand_dims(field, tuple(range(1, logits.ndim))) for field in fields))
     all_greedy = jnp.all(params.temperature == 0)
-    return jax.lax.cond(all_greedy, _one_hot_laws, lambda x: _mixed_laws(x, columns), logits)
+    # Bad values are replaced inside the branches, where that costs no pass over the vocabulary of its own.
+    return jax.lax.cond(
+        all_greedy, lambda x: _one_hot_laws(_usable(x)), lambda x: _mixed_laws(_usable(x), columns), logits
+    )
 
 
 def finite_logits(logits: Float[Array, "*batch vocab"]) -> Bool[Array, "*batch"]:
@@ -88,6 +89,10 @@ def finite_logits(logits: Float[Array, "*batch vocab"]) -> Bool[Array, "*batch"]
 def one_hot_log_laws(tokens: Int[Array, "*batch"], vocab_size: int) -> Float[Array, "*batch vocab"]:
     """Laws of deterministic choices: 0 at the token, -inf elsewhere, [..., V] float32."""
     return jnp.where(jnp.arange(vocab_size) == tokens[..., None], jnp.float32(0), -jnp.inf)
+
+
+def _usable(logits: Array) -> Array:
+    return jnp.where(jnp.isfinite(logits), logits.astype(jnp.float32), -jnp.inf)
 
 
 class _Columns(NamedTuple):

@@ -95,8 +95,8 @@ def _merge(
     expected: list[float] = []
     open_observed = open_expected = 0.0
     for cell in np.argsort(law, kind="stable"):
-        open_observed += counts[cell]
-        open_expected += law[cell] * num_draws
+        open_observed += float(counts[cell])
+        open_expected += float(law[cell]) * num_draws
         if open_expected >= smallest_expected:
             observed.append(open_observed)
             expected.append(open_expected)
