@@ -115,7 +115,8 @@ def write_tensors(
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     os.close(handle)
     try:
-        safetensors.numpy.save_file(whole, temporary, metadata=dict(metadata or {}))
+        # None, not an empty mapping: with no tensors either, the package would write a broken header.
+        safetensors.numpy.save_file(whole, temporary, metadata=dict(metadata) if metadata else None)
         read_header(temporary)
         os.replace(temporary, path)
     finally:

