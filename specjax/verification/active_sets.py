@@ -113,6 +113,6 @@ def walk_active_sets(
     )
     if tree.num_nodes == 1:
         return Outcome(start.node, start.next_log_law, start.log_prob)
-    depths = np.arange(tree.max_depth, dtype=np.int32)
-    end, _ = jax.lax.scan(step, start, (depths, levels, parents, new_group))
+    depths = jnp.arange(tree.max_depth, dtype=jnp.int32)
+    end, _ = jax.lax.scan(step, start, (depths, jnp.asarray(levels), jnp.asarray(parents), jnp.asarray(new_group)))
     return Outcome(end.node, end.next_log_law, end.log_prob)

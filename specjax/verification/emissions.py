@@ -41,7 +41,7 @@ class EmissionTable:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._sums: dict[tuple, tuple[float, Any]] = {}
+        self._sums: dict[bytes, tuple[float, Any]] = {}
 
     def add(self, codes: np.ndarray, mass: np.ndarray, carries: Any) -> None:
         """Adds outcomes.

@@ -16,6 +16,10 @@ from specjax.types import DraftTree
 from specjax.verification.base import ChoiceRule, Verifier
 from specjax.verification.emissions import Emission
 from specjax.verification.enumerate_choices import choice_iteration
+from specjax.verification.enumerate_gbv import gbv_iteration
+from specjax.verification.enumerate_times import times_iteration
+from specjax.verification.multi_draft_block import MultiDraftBlockRule
+from specjax.verification.spectr_gbv import SpectrGbvRule
 
 
 @dataclasses.dataclass
@@ -64,6 +68,10 @@ class Enumerator:
         with jax.enable_x64(True):
             if isinstance(rule, ChoiceRule):
                 emissions = choice_iteration(rule, self.tree, self.instance, context, carry, depth)
+            elif isinstance(rule, MultiDraftBlockRule):
+                emissions = times_iteration(rule, self.tree, self.instance, context, depth)
+            elif isinstance(rule, SpectrGbvRule):
+                emissions = gbv_iteration(rule, self.tree, self.instance, context, carry, depth)
             else:
                 raise ValueError(f"`verifier` {self.verifier.name!r} must derive from ChoiceRule to be enumerated")
         if not self.verifier.carries_state:

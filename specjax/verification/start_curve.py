@@ -1,0 +1,138 @@
+"""Selecting the smallest raw score among n drafted children: the curve that makes it exact.
+
+Letters: p is the draft's law, q the target's at one node, rho_c = p(c)/q(c). A child with token c and time u has the
+score s = d_c + rho_c u, where the delays d_c >= 0 are fixed before the children are drawn; the smallest score is
+selected. With R(s) = P(score of one child > s) and H(s) = int_0^s n R^{n-1}, the selected child is token c with time
+below r with probability q(c) A_c(r), A_c(r) = H(d_c + rho_c r) - H(d_c), and the general lemma of `latent_times.py`
+applies with A_c clipped at 1. Without delays R(s) >= 1 - s, hence A_c(r) >= 1 - (1 - min(rho_c r, 1))^n: never below
+the gap-filled minimum. Any delays are exact; good ones bring one step up to the optimum over all couplings.
+
+R is piecewise linear with a corner wherever a token's scores begin or end, so H has a closed form between corners.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# Scores of tokens with larger ratios are drawn on a shorter range, with the selection probability corrected for it.
+LARGEST_RATIO = 64.0
+
+
+@flax.struct.dataclass
+class StartCurve:
+    """H, R and the tokens' ranges at one node.
+
+    Attributes:
+        corners: sorted corners, the first is 0, [C].
+        area: H at the corners, [C].
+        survival: R at the corners, [C].
+        slope: -R' after each corner, [C].
+        delay: d_c, [V].
+        ratio: length of the tokens' score range, [V]; infinite where q is zero.
+        gain: rho_c divided by that length, [V].
+        num_children: n.
+    """
+
+    corners: Float[Array, " corners"]
+    area: Float[Array, " corners"]
+    survival: Float[Array, " corners"]
+    slope: Float[Array, " corners"]
+    delay: Float[Array, " vocab"]
+    ratio: Float[Array, " vocab"]
+    gain: Float[Array, " vocab"]
+    num_children: int = flax.struct.field(pytree_node=False)
+
+    def scores(self, tokens: Array, log_times: Array) -> Array:
+        """Scores of drafted children, [n]; infinite for tokens that the target excludes."""
+        ratio = self.ratio[tokens]
+        usable = ratio < jnp.inf
+        times = jnp.exp(log_times)
+        return jnp.where(usable, self.delay[tokens] + jnp.where(usable, ratio, 0) * times, jnp.inf)
+
+    def integral(self, score: Array) -> Array:
+        """H at a finite score, any shape."""
+        index = jnp.clip(jnp.searchsorted(self.corners, score, side="right") - 1, 0, self.corners.shape[0] - 1)
+        start, survival = self.corners[index], self.survival[index]
+        end_survival = jnp.maximum(survival - (score - start) * self.slope[index], 0)
+        return self.area[index] + _segment(survival, end_survival, score - start, self.num_children)
+
+    def node_time(self, token: Array, score: Array) -> Array:
+        """h = A_c(u_c) of the selected child from its score; 1 or more means overflow."""
+        usable = score < jnp.inf
+        finite = jnp.where(usable, score, 0)
+        time = self.gain[token] * (self.integral(finite) - self.integral(self.delay[token]))
+        return jnp.where(usable, time, jnp.inf)
+
+    def accepted_share(self, tokens: Array) -> Array:
+        """A_c(1) clipped at 1, for tokens of any shape; 1 for tokens that the target excludes."""
+        usable = self.ratio[tokens] < jnp.inf
+        delay = self.delay[tokens]
+        end = delay + jnp.where(usable, self.ratio[tokens], 0)
+        share = self.gain[tokens] * (self.integral(end) - self.integral(delay))
+        return jnp.where(usable, jnp.minimum(share, 1), 1)
+
+
+def _segment(start: Array, end: Array, width: Array, num_children: int) -> Array:
+    """Integral of n R^{n-1} over a stretch on which R falls linearly: width * sum_j start^j end^{n-1-j}."""
+    total = jnp.ones_like(start)
+    power = jnp.ones_like(start)
+    for _ in range(num_children - 1):
+        power = power * start
+        total = total * end + power
+    return width * total
+
+
+def start_curve(
+    log_draft_law: Float[Array, " vocab"],
+    log_target_law: Float[Array, " vocab"],
+    num_children: int,
+    delay: Float[Array, " vocab"] | None = None,
+) -> StartCurve:
+    """Builds the curve of one node: one sort of the row.
+
+    Args:
+        log_draft_law: the law that the children were drawn from, [V].
+        log_target_law: the target's law, [V].
+        num_children: n, at least 1.
+        delay: d_c, non-negative and finite, [V]; None means no delays.
+
+    Returns:
+        The curve.
+    """
+    dtype = log_target_law.dtype
+    possible = log_target_law > -jnp.inf
+    draft, target = jnp.exp(log_draft_law), jnp.exp(log_target_law)
+    log_ratio = jnp.where(possible, log_draft_law - jnp.where(possible, log_target_law, 0), jnp.inf)
+    full_ratio = jnp.exp(log_ratio)
+    ratio = jnp.where(possible, jnp.minimum(full_ratio, LARGEST_RATIO), jnp.inf)
+    gain = jnp.where(possible & (full_ratio > ratio), full_ratio / jnp.where(possible, ratio, 1), 1)
+    delays = jnp.zeros_like(target) if delay is None else delay.astype(dtype)
+
+    # R(s) = constant(s) - s * slope(s), where each corner after s contributes: the end of a token's range its mass and
+    # its density, the begin takes back what the token does not lose before it starts.
+    excluded = jnp.sum(jnp.where(possible, 0, draft))
+    density = jnp.where(possible, draft / jnp.where(possible & (ratio > 0), ratio, 1), 0)
+    density = jnp.where(ratio > 0, density, 0)
+    mass = jnp.where(possible, draft, 0)
+    end = jnp.where(possible, delays + jnp.where(possible, ratio, 0), 0)
+    corners, constants, slopes = end, mass + density * delays, density
+    if delay is None:
+        # Without delays H(1) >= 1: what happens beyond 1 is overflow.
+        corners = jnp.minimum(corners, 1)
+    else:
+        corners = jnp.concatenate([corners, delays])
+        constants = jnp.concatenate([constants, -density * delays])
+        slopes = jnp.concatenate([slopes, -density])
+    corners, constants, slopes = jax.lax.sort((corners, constants, slopes), num_keys=1)
+    zero = jnp.zeros((1,), dtype)
+    corners = jnp.concatenate([zero, corners])
+    constant = excluded + jnp.append(jax.lax.cumsum(constants, reverse=True), zero)
+    slope = jnp.maximum(jnp.append(jax.lax.cumsum(slopes, reverse=True), zero), 0)
+    survival = jnp.clip(constant - corners * slope, 0, 1)
+    width = corners[1:] - corners[:-1]
+    end_survival = jnp.maximum(survival[:-1] - width * slope[:-1], 0)
+    area = jnp.concatenate([zero, jnp.cumsum(_segment(survival[:-1], end_survival, width, num_children))])
+    return StartCurve(corners, area, survival, slope, delays, ratio, gain, num_children)
