@@ -305,6 +305,7 @@ def main() -> None:
             training_templates={name: system.template_digest for name, system in systems.items()},
             on_progress=on_progress,
         )
+    result["warnings"] += [note for system in systems.values() for note in system.notes]
     print_results(result)
     for warning in result["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)

@@ -1,36 +1,14 @@
-"""Ratios of sums with bootstrap intervals, and other small statistics of measurements."""
+"""Ratios of measured sums with intervals, and repetition. Intervals of one ratio are in `specjax.metrics`."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+from specjax.metrics import Interval
+
 Numbers = Sequence[int | float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """A value with its percentile bootstrap interval.
-
-    Attributes:
-        value: the estimate from all units; NaN when nothing was measured.
-        low: lower end of the interval.
-        high: upper end of the interval.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    def to_json(self) -> dict[str, float | None]:
-        """Plain dict, with null where there is no number (JSON has no NaN)."""
-        return {name: _finite_or_none(getattr(self, name)) for name in ("value", "low", "high")}
-
-
-def _finite_or_none(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def ratio_of_sums(numerators: Numbers, denominators: Numbers) -> float:
@@ -50,61 +28,70 @@ def mean_of_ratios(numerators: Numbers, denominators: Numbers) -> float:
     return float(np.mean(top[kept] / bottom[kept])) if kept.any() else float("nan")
 
 
-def bootstrap_ratio(
-    numerators: Numbers,
-    denominators: Numbers,
+def bootstrap_rate_ratio(
+    amounts: Numbers,
+    seconds: Numbers,
+    other_amounts: Numbers,
+    other_seconds: Numbers,
     *,
-    other_numerators: Numbers | None = None,
-    other_denominators: Numbers | None = None,
-    confidence: float = 0.95,
-    num_samples: int = 2000,
+    level: float = 0.95,
+    num_resamples: int = 2000,
     seed: int = 0,
-) -> Estimate:
-    """Ratio of sums, or ratio of two such ratios, with a percentile bootstrap interval over units.
+) -> Interval:
+    """Ratio of two rates, each a ratio of sums over units, with a percentile bootstrap interval over units.
 
-    A unit (a prompt with all its turns) is drawn with *all* its sums, so that systems measured on the same prompt
+    A unit (a prompt with all its turns) is drawn with *all* its sums, so that two systems measured on the same prompt
     stay paired and the turns of one conversation stay together.
 
     Args:
-        numerators: one sum a unit, [N].
-        denominators: one sum a unit, [N].
-        other_numerators: of the ratio to divide by, [N]; None divides by nothing.
-        other_denominators: of the ratio to divide by, [N].
-        confidence: coverage of the interval, in (0, 1).
-        num_samples: resamples.
+        amounts: what the first system did in each unit, [N].
+        seconds: how long it took, [N].
+        other_amounts: the same of the second system, [N].
+        other_seconds: the same of the second system, [N].
+        level: coverage of the interval, in (0, 1).
+        num_resamples: resamples.
         seed: of the resampling.
 
+    Returns:
+        (amounts / seconds) / (other_amounts / other_seconds), NaN where something is not positive.
+
     Raises:
-        ValueError: if lengths differ, only one half of the other ratio is given, or `confidence` is out of range.
+        ValueError: if lengths differ or `level` is out of range.
     """
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"`confidence` must be in (0, 1); got {confidence!r}")
-    if (other_numerators is None) != (other_denominators is None):
-        raise ValueError("`other_numerators` and `other_denominators` must be given together")
-    columns = [np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)]
-    if other_numerators is not None and other_denominators is not None:
-        columns += [np.asarray(other_numerators, np.float64), np.asarray(other_denominators, np.float64)]
+    if not 0.0 < level < 1.0:
+        raise ValueError(f"`level` must be in (0, 1); got {level!r}")
+    columns = [np.asarray(column, np.float64) for column in (amounts, seconds, other_amounts, other_seconds)]
     if len({column.shape for column in columns}) != 1 or columns[0].ndim != 1:
         raise ValueError(f"all sums must have one entry a unit; got shapes {[column.shape for column in columns]}")
     units = np.stack(columns, axis=-1)
+    nan = float("nan")
     if not len(units):
-        return Estimate(float("nan"), float("nan"), float("nan"))
+        return Interval(nan, nan, nan, level)
     rng = np.random.default_rng(seed)
-    chosen = rng.integers(0, len(units), size=(num_samples, len(units)))
-    samples = _ratio(units[chosen].sum(axis=1))
+    chosen = rng.integers(0, len(units), size=(num_resamples, len(units)))
+    samples = _rate_ratio(units[chosen].sum(axis=1))
     samples = samples[np.isfinite(samples)]
-    value = float(_ratio(units.sum(axis=0, keepdims=True))[0])
+    value = float(_rate_ratio(units.sum(axis=0, keepdims=True))[0])
     if not len(samples):
-        return Estimate(value, float("nan"), float("nan"))
-    tail = (1.0 - confidence) / 2.0
+        return Interval(value, nan, nan, level)
+    tail = (1.0 - level) / 2.0
     low, high = np.quantile(samples, [tail, 1.0 - tail])
-    return Estimate(value, float(low), float(high))
+    return Interval(value, float(low), float(high), level)
 
 
-def _ratio(sums: np.ndarray) -> np.ndarray:
+def _rate_ratio(sums: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = sums[..., 0] / sums[..., 1]
-        return ratio if sums.shape[-1] == 2 else ratio / (sums[..., 2] / sums[..., 3])
+        return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
+
+
+def interval_json(interval: Interval) -> dict[str, float | None]:
+    """Plain dict of `value`, `low` and `high`, with null where there is no number (JSON has no NaN)."""
+    return {name: finite_or_none(getattr(interval, name)) for name in ("value", "low", "high")}
+
+
+def finite_or_none(value: int | float) -> float | None:
+    """The number, or None for NaN and infinities."""
+    return float(value) if np.isfinite(value) else None
 
 
 def repeated_ngram_share(token_ids: Sequence[int], n: int = 4) -> float:

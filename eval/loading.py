@@ -7,12 +7,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.checkpoints.eagle import load_drafter
-from specjax.checkpoints.target import Target, load_target
-
 from eval import files
 from eval.records import PLAIN
 from eval.run_directory import RunDirectory
+from specjax.checkpoints.eagle import load_drafter
+from specjax.checkpoints.target import Target, load_target
 from specjax.drafters.eagle3 import Eagle3Drafter
 from specjax.drafters.ngram import NgramDrafter
 
@@ -28,12 +27,14 @@ class LoadedSystem:
         drafter: its configuration object.
         params: its parameters, the target's embedding among them; None without parameters.
         template_digest: of the chat template it was trained with; None where the export does not say.
+        notes: what a user should know before trusting its figures.
     """
 
     name: str
     drafter: Any
     params: Any
     template_digest: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def load_command(
@@ -104,8 +105,15 @@ def load_system(name: str, folder: pathlib.Path, target: Target) -> LoadedSystem
             f"`feature_layers` of the drafter in {folder} must be below the target's {target.config.num_layers} "
             f"layers; got {config.feature_layers}"
         )
+    recorded = _recorded_target(folder)
+    notes = ()
+    if recorded.get("digest") not in (None, target.digest):
+        notes = (
+            f"{name} was trained for other weights ({recorded['digest'][:12]}) than the target's "
+            f"({target.digest[:12]}): expect lower acceptance",
+        )
     embedded = {**params, "embed_tokens": target.params["embed_tokens"]}
-    return LoadedSystem(name, Eagle3Drafter(config), embedded, _template_digest(folder))
+    return LoadedSystem(name, Eagle3Drafter(config), embedded, recorded.get("template_digest"), notes)
 
 
 def _parse_drafter(value: str) -> tuple[str, pathlib.Path]:
@@ -116,17 +124,8 @@ def _parse_drafter(value: str) -> tuple[str, pathlib.Path]:
     return (name if equals else path.resolve().name), path
 
 
-def _template_digest(folder: pathlib.Path) -> str | None:
-    found = _find(files.read_json(folder / "config.json"), "template_digest")
-    return found if isinstance(found, str) else None
-
-
-def _find(value: Any, name: str) -> Any:
-    """The first entry of that name, however deep."""
-    if isinstance(value, dict):
-        if name in value:
-            return value[name]
-        children = value.values()
-    else:
-        children = value if isinstance(value, list) else ()
-    return next((found for child in children if (found := _find(child, name)) is not None), None)
+def _recorded_target(folder: pathlib.Path) -> dict[str, Any]:
+    """What the export says about the target it was trained for; checkpoints of other trainers say nothing."""
+    own = files.read_json(folder / "config.json").get("specjax")
+    recorded = own.get("target") if isinstance(own, dict) else None
+    return recorded if isinstance(recorded, dict) else {}

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eval.acceptance import acceptance_summary, count_steps
+import numpy as np
+
 from eval.divergence import Divergence
-from eval.estimates import bootstrap_ratio, mean_of_ratios, ratio_of_sums, repeated_ngram_share
+from eval.estimates import (
+    bootstrap_rate_ratio,
+    finite_or_none,
+    interval_json,
+    mean_of_ratios,
+    ratio_of_sums,
+    repeated_ngram_share,
+)
 from eval.records import GroupTiming, TurnRecord, Variant
+from specjax import metrics
 
 
 def summarise_variant(
@@ -73,15 +82,12 @@ def _summarise(
     plain_timings: Sequence[GroupTiming],
 ) -> dict[str, Any]:
     answered = [record for record in records if not record.completion.failed]
-    counts = [count_steps(record.completion.steps) for record in answered]
     num_tokens = sum(len(record.completion.token_ids) for record in answered)
     repetition = [(repeated_ngram_share(r.completion.token_ids), len(r.completion.token_ids)) for r in answered]
-    acceptance = acceptance_summary(counts)
-    interval = bootstrap_ratio(*_per_conversation(answered, counts)) if answered else None
+    acceptance = _acceptance(answered)
     summary: dict[str, Any] = {
-        "acceptance": acceptance | {"acceptance_length_interval": interval.to_json() if interval else None},
-        # Reading the prompt gives no token here, so this is the acceptance length unless a text was cut afterwards.
-        "block_efficiency": num_tokens / acceptance["num_steps"] if acceptance["num_steps"] else None,
+        "acceptance": acceptance,
+        "block_efficiency": acceptance["acceptance_length"],
         "num_tokens": num_tokens,
         "num_answers": len(answered),
         "num_empty": sum(1 for record in answered if not record.completion.token_ids),
@@ -94,24 +100,49 @@ def _summarise(
     return summary
 
 
-def _per_conversation(records: Sequence[TurnRecord], counts: Sequence[Any]) -> tuple[list[float], list[float]]:
-    # Turns of one conversation are not independent: they are one unit of the bootstrap.
-    committed: dict[str | int, float] = {}
-    steps: dict[str | int, float] = {}
-    for record, count in zip(records, counts, strict=True):
-        committed[record.question_id] = committed.get(record.question_id, 0.0) + count.num_committed
-        steps[record.question_id] = steps.get(record.question_id, 0.0) + count.num_steps
-    return list(committed.values()), list(steps.values())
+def _acceptance(records: Sequence[TurnRecord]) -> dict[str, Any]:
+    """Acceptance of a set of answers; a step is a target call, its recovered or bonus token counts.
+
+    `acceptance_length` is pooled, `acceptance_length_mean_of_requests` the unweighted mean of the answers' own,
+    `acceptance_length_where_drafted` leaves out steps without drafts, `joint[i]` is how often position i and all
+    before it were accepted, `conditional[i]` how often it was where all before it were.
+    """
+    summary = metrics.summarise([record.completion for record in records])
+    counts = summary.counts
+    committed: dict[str | int, int] = {}
+    calls: dict[str | int, int] = {}
+    for record in records:
+        if record.completion.steps:
+            # Turns of one conversation are not independent: they are one unit of the bootstrap.
+            own = metrics.count_steps(record.completion.steps)
+            committed[record.question_id] = committed.get(record.question_id, 0) + own.num_committed
+            calls[record.question_id] = calls.get(record.question_id, 0) + own.num_calls
+    interval = metrics.bootstrap_ratio(
+        np.array(list(committed.values()), np.float64), np.array(list(calls.values()), np.float64)
+    )
+    return {
+        "acceptance_length": finite_or_none(counts.acceptance_length),
+        "acceptance_length_interval": interval_json(interval),
+        "acceptance_length_mean_of_requests": finite_or_none(summary.mean_request_acceptance_length),
+        "acceptance_length_where_drafted": finite_or_none(counts.drafting_acceptance_length),
+        "accepted_per_step": finite_or_none(counts.accepted_per_call),
+        "acceptance_rate": finite_or_none(counts.acceptance_rate),
+        "joint": [finite_or_none(rate) for rate in counts.joint_acceptance],
+        "conditional": [finite_or_none(rate) for rate in counts.conditional_acceptance],
+        "num_steps": counts.num_calls,
+        "num_drafted": counts.num_drafted,
+        "num_accepted": counts.num_accepted,
+        "num_committed": counts.num_committed,
+    }
 
 
 def _speed(timings: Sequence[GroupTiming]) -> dict[str, Any]:
-    tokens = [float(timing.num_tokens) for timing in timings]
+    tokens = [timing.num_tokens for timing in timings]
     seconds = [timing.decode_seconds for timing in timings]
-    rate = bootstrap_ratio(tokens, seconds)
-    mean_rate = mean_of_ratios(tokens, seconds)
+    rate = metrics.bootstrap_ratio(np.array(tokens, np.float64), np.array(seconds, np.float64))
     return {
-        "tokens_per_second": rate.to_json(),
-        "tokens_per_second_mean_of_prompts": mean_rate if mean_rate == mean_rate else None,
+        "tokens_per_second": interval_json(rate),
+        "tokens_per_second_mean_of_prompts": finite_or_none(mean_of_ratios(tokens, seconds)),
         "decode_seconds": sum(seconds),
         "num_calls": sum(timing.num_calls for timing in timings),
         "prefill_seconds": sum(timing.prefill_seconds for timing in timings),
@@ -120,27 +151,19 @@ def _speed(timings: Sequence[GroupTiming]) -> dict[str, Any]:
 
 def _speed_up(timings: Sequence[GroupTiming], plain: Sequence[GroupTiming]) -> dict[str, Any]:
     by_group = {timing.group: timing for timing in plain}
-    pairs = [(timing, by_group[timing.group]) for timing in timings if timing.group in by_group]
-    decoding = bootstrap_ratio(
-        [float(own.num_tokens) for own, _ in pairs],
-        [own.decode_seconds for own, _ in pairs],
-        other_numerators=[float(other.num_tokens) for _, other in pairs],
-        other_denominators=[other.decode_seconds for _, other in pairs],
-    )
-    whole = bootstrap_ratio(
-        [float(own.num_tokens) for own, _ in pairs],
-        [own.wall_seconds for own, _ in pairs],
-        other_numerators=[float(other.num_tokens) for _, other in pairs],
-        other_denominators=[other.wall_seconds for _, other in pairs],
-    )
+    own = [timing for timing in timings if timing.group in by_group]
+    other = [by_group[timing.group] for timing in own]
+    tokens, plain_tokens = [t.num_tokens for t in own], [t.num_tokens for t in other]
+    seconds, plain_seconds = [t.decode_seconds for t in own], [t.decode_seconds for t in other]
+    decoding = bootstrap_rate_ratio(tokens, seconds, plain_tokens, plain_seconds)
+    whole = bootstrap_rate_ratio(tokens, [t.wall_seconds for t in own], plain_tokens, [t.wall_seconds for t in other])
     per_prompt = [
-        ratio_of_sums([own.num_tokens], [own.decode_seconds])
-        / ratio_of_sums([other.num_tokens], [other.decode_seconds])
-        for own, other in pairs
-        if own.num_tokens and other.num_tokens and own.decode_seconds and other.decode_seconds
+        ratio_of_sums([a], [b]) / ratio_of_sums([c], [d])
+        for a, b, c, d in zip(tokens, seconds, plain_tokens, plain_seconds, strict=True)
+        if min(a, b, c, d) > 0
     ]
     return {
-        **decoding.to_json(),
-        "with_prefill": whole.to_json(),
+        **interval_json(decoding),
+        "with_prefill": interval_json(whole),
         "mean_of_prompts": sum(per_prompt) / len(per_prompt) if per_prompt else None,
     }

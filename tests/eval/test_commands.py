@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,6 @@ import pytest
 from eval.command_line import float_list, int_list, one_line
 from eval.run_directory import RunDirectory, read_flags
 
-COMMANDS = ("benchmark", "exactness", "generate", "head_cost", "report", "speed")
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -33,34 +33,32 @@ def ends(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, error
 
 
-def test_an_unknown_flag_is_one_line_in_every_command() -> None:
-    processes = [start(module, "--no_such_flag=1") for module in COMMANDS]
-    for process in processes:
-        status, out, error = ends(process)
-        assert (status, out) == (2, "")
-        assert error.startswith("error: Unknown command line flag 'no_such_flag'")
-        assert error.count("\n") == 1
+FAST_MISTAKES = [
+    ("report", ("--no_such_flag=1",), "Unknown command line flag 'no_such_flag'"),
+    ("report", (), "Flag --run must have a value"),
+    ("report", ("--run=x", "y"), "unexpected argument 'y'"),
+    ("report", ("--run={tmp}/none",), "no run directory at"),
+    ("benchmark", ("--draft_lengths=1,two",), "`--draft_lengths` must be integers"),
+]
+SLOW_MISTAKES = [
+    *((module, ("--no_such_flag=1",), "Unknown command line flag") for module in ("benchmark", "generate", "speed")),
+    *((module, ("--no_such_flag=1",), "Unknown command line flag") for module in ("exactness", "head_cost")),
+    ("benchmark", (), "`--run` or `--target` must be given"),
+    ("benchmark", ("--run={tmp}",), "is no run directory: it has no flags.txt"),
+    ("benchmark", ("--temperatures=-1",), "`--temperatures` must be finite and at least 0"),
+    ("benchmark", ("--questions={tmp}/none.jsonl",), "no questions file at"),
+    ("benchmark", ("--questions=x", "--kinds=chat"), "have no effect with `--questions`"),
+    ("benchmark", ("--target={tmp}/none", "--drafter={tmp}/a"), "no exported drafter at"),
+    ("generate", ("--target=t", "--prompt= "), "`--prompt` must not be empty"),
+    ("generate", ("--target=t", "--temperature=-1"), "`temperature` must be at least 0"),
+    ("generate", ("--run={tmp}", "--ngram"), "`--ngram` has no effect"),
+    ("exactness", ("--target=t", "--batch_sizes=0"), "`--batch_sizes` must be at least 1"),
+]
 
 
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
-    [
-        ("report", (), "Flag --run must have a value"),
-        ("report", ("--run=x", "y"), "unexpected argument 'y'"),
-        ("report", ("--run={tmp}/none",), "no run directory at"),
-        ("benchmark", (), "`--run` or `--target` must be given"),
-        ("benchmark", ("--run={tmp}",), "is no run directory: it has no flags.txt"),
-        ("benchmark", ("--draft_lengths=1,two",), "`--draft_lengths` must be integers"),
-        ("benchmark", ("--temperatures=-1",), "`--temperatures` must be finite and at least 0"),
-        ("benchmark", ("--questions={tmp}/none.jsonl",), "no questions file at"),
-        ("benchmark", ("--questions=x", "--kinds=chat"), "have no effect with `--questions`"),
-        ("benchmark", ("--target={tmp}/none", "--drafter={tmp}/a"), "no exported drafter at"),
-        ("benchmark", ("--target=t", "--drafter=ngram={tmp}/a"), "must give each drafter its own name"),
-        ("generate", ("--target=t", "--prompt= "), "`--prompt` must not be empty"),
-        ("generate", ("--target=t", "--temperature=-1"), "`temperature` must be at least 0"),
-        ("generate", ("--run={tmp}", "--ngram"), "`--ngram` has no effect"),
-        ("exactness", ("--target=t", "--batch_sizes=0"), "`--batch_sizes` must be at least 1"),
-    ],
+    [*FAST_MISTAKES, *(pytest.param(*mistake, marks=pytest.mark.slow) for mistake in SLOW_MISTAKES)],
 )
 def test_mistakes_are_one_line(module: str, arguments: tuple[str, ...], message: str, tmp_path: pathlib.Path) -> None:
     status, out, error = ends(start(module, *(argument.replace("{tmp}", str(tmp_path)) for argument in arguments)))
@@ -110,3 +108,37 @@ def test_run_directory_names_what_it_lacks(tmp_path: pathlib.Path) -> None:
     assert read_flags(tmp_path / "flags.txt") == {"head": "full"}
     with pytest.raises(ValueError, match="names no `--target`"):
         _ = RunDirectory.open(tmp_path).target
+
+
+@pytest.mark.slow
+def test_commands_work_on_a_run_directory(run_directory: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    run = shutil.copytree(run_directory, tmp_path / "run")
+    short = ("--draft_lengths=2", "--max_new_tokens=8", "--num_questions=2")
+    status, out, error = ends(start("benchmark", f"--run={run}", *short))
+    assert (status, error) == (0, "")
+    assert out.splitlines()[-1] == str(run / "eval" / "benchmark.json")
+    status, out, error = ends(start("exactness", f"--run={run}", "--batch_sizes=1", *short))
+    assert (status, error) == (0, "")
+    assert "2/2" in out
+    status, out, error = ends(start("head_cost", f"--run={run}", "--num_steps=2", "--nongram", *short))
+    assert status == 0, error
+    status, out, error = ends(
+        start("generate", f"--run={run}", "--prompt=hello", "--max_new_tokens=8", "--color=always", "--draft_length=2")
+    )
+    assert status == 0, error
+    assert "accepted draft" in out
+    assert "tokens in" in error
+    status, out, error = ends(start("report", f"--run={run}"))
+    assert (status, error) == (0, "")
+    page = (run / "report.html").read_text("utf-8")
+    for heading in ("Decoding", "Where a step", "Sample answers", "Settings"):
+        assert f"<h2>{heading}" in page
+
+
+@pytest.mark.slow
+def test_exactness_command_fails_when_nothing_is_exact(run_directory: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    # A context too small for any shipped prompt: nothing can be compared, which is no success.
+    arguments = ("--draft_lengths=1", "--batch_sizes=1", "--num_questions=1", "--cache_length=4", "--nongram")
+    status, _, error = ends(start("exactness", f"--run={run_directory}", f"--output_dir={tmp_path}", *arguments))
+    assert status == 1
+    assert error.startswith("error: no prompt can be served")

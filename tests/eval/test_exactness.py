@@ -17,7 +17,7 @@ PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9), (2, 2)]
 
 @pytest.fixture(scope="module")
 def target() -> Any:
-    return tiny_target(jax.random.key(8))
+    return tiny_target(jax.random.key(8), num_layers=1)
 
 
 @pytest.fixture(scope="module")
