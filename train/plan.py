@@ -8,10 +8,10 @@ import math
 import jax
 import numpy as np
 
-from specjax import cost
-from specjax.drafters.eagle3_layer import Eagle3Config, num_params
+from specjax import cost, models
+from specjax.drafters.eagle3_layer import Eagle3Config, num_params, parameter_shapes
 from specjax.heads import HeadConfig, get_head
-from specjax.models import ModelConfig, parameter_shapes
+from specjax.models import ModelConfig
 from specjax.text.prompts import load_prompts
 from train.config import TrainConfig
 
@@ -85,24 +85,35 @@ def make_plan(config: TrainConfig, model: ModelConfig) -> Plan:
 
 def target_num_params(model: ModelConfig) -> int:
     """Parameters of the target; a tied head counts once."""
-    shapes = jax.tree.leaves(parameter_shapes(model), is_leaf=lambda node: isinstance(node, tuple))
+    shapes = jax.tree.leaves(models.parameter_shapes(model), is_leaf=lambda node: isinstance(node, tuple))
     total = sum(math.prod(shape) for shape in shapes)
     return total - (model.hidden_size * model.vocab_size if model.tie_word_embeddings else 0)
 
 
-def drafter_train_flops(config: TrainConfig, drafter: Eagle3Config, *, unroll_steps: int) -> float:
+def loss_entries(config: TrainConfig) -> int:
+    """Entries of one row that the loss reads: whole windows."""
+    wanted = min(config.loss_rows or config.batch_length, config.batch_length - 1)
+    return -(-wanted // config.loss_window) * config.loss_window
+
+
+def drafter_train_flops(config: TrainConfig, drafter: Eagle3Config, *, unroll_steps: int) -> int | float:
     """FLOPs of the drafter in one optimiser step: forward and backward count as three forwards."""
-    head = get_head(drafter.head.kind)
-    tokens = config.batch_size * config.batch_length
-    layer_params = num_params(drafter) - head.num_params(drafter.head)
-    scored = config.batch_size * (min(config.loss_rows, config.batch_length) or config.batch_length)
-    attention = 4 * tokens * config.batch_length / 2 * drafter.num_heads * drafter.head_dim
-    forward = unroll_steps * (2 * tokens * layer_params + attention + head.flops(drafter.head, scored))
-    # The target's law of each scored position comes from its head, forward only.
-    return 3 * forward + unroll_steps * 2 * scored * drafter.target_hidden_size * drafter.vocab_size
+    head, shapes = get_head(drafter.head.kind), parameter_shapes(drafter)
+    tokens, entries = config.batch_size * config.batch_length, config.batch_size * loss_entries(config)
+    sizes = {name: math.prod(shape) for name, shape in shapes["midlayer"].items()}
+    keys_values = sizes["k_proj"] + sizes["v_proj"]
+    others = sum(size for name, size in sizes.items() if name.endswith("proj")) - keys_values
+    # Keys and values of the first step cover all tokens; everything else is computed for the loss's entries.
+    forward = 2 * tokens * (math.prod(shapes["fc"]) + keys_values) + 2 * entries * others
+    forward += (unroll_steps - 1) * 2 * entries * (keys_values + others)
+    forward += unroll_steps * 4 * entries * config.batch_length / 2 * drafter.num_heads * drafter.head_dim
+    forward += unroll_steps * head.flops(drafter.head, entries)
+    # Each position's law of the target comes from its head, forward only, and serves all steps.
+    positions = entries // config.loss_window * (config.loss_window + unroll_steps - 1)
+    return 3 * forward + 2 * positions * drafter.target_hidden_size * drafter.vocab_size
 
 
-def target_forward_flops(model: ModelConfig, tokens: int, length: int) -> float:
+def target_forward_flops(model: ModelConfig, tokens: int, length: int) -> int | float:
     """FLOPs of the target's layers over `tokens` tokens in sequences of `length`, its head left out."""
     body = target_num_params(model) - (1 if model.tie_word_embeddings else 2) * model.hidden_size * model.vocab_size
     return tokens * (2 * body + 4 * (length / 2) * model.num_heads * model.head_dim * model.num_layers)
@@ -180,24 +191,31 @@ def _training_rows(config: TrainConfig, model: ModelConfig, drafter: Eagle3Confi
 def _memory_rows(config: TrainConfig, model: ModelConfig, drafter: Eagle3Config) -> dict[str, str]:
     axes = config.mesh_axes
     split = axes.get("fsdp", 1) * axes.get("tensor", 1)
-    tokens = config.batch_size * config.batch_length // config.accumulation_steps
-    tokens = -(-tokens // (axes.get("data", 1) * axes.get("fsdp", 1)))
+    rows = -(-config.batch_size // (config.accumulation_steps * axes.get("data", 1) * axes.get("fsdp", 1)))
+    tokens, entries = rows * config.batch_length, rows * loss_entries(config)
     online = config.features == "online"
     embeddings = 2 * model.hidden_size * model.vocab_size * _BYTES[config.target_dtype]
     layers = (target_num_params(model)) * _BYTES[config.target_dtype]
     target = max(embeddings, layers if online else embeddings)
     trained = num_params(drafter) * 4 * (2 + _MOMENTS[config.optimizer])
     width = 8 * drafter.hidden_size + 3 * drafter.intermediate_size
-    activations = config.unroll_steps * tokens * width * _BYTES[config.train_dtype]
+    kept = 1 if config.rematerialise else config.unroll_steps
+    activations = kept * entries * width * _BYTES[config.train_dtype]
     features = tokens * 4 * model.hidden_size * _BYTES[config.target_dtype]
-    rows = {
+    logits = 4 * 4 * min(config.chunk_rows, entries) * drafter.vocab_size
+    memory = {
         "target weights" if online else "target embedding and head": target / split,
         "drafter, gradient, optimiser": trained / split,
         "features of a batch": float(features),
         "activations": float(activations),
+        "logits of a chunk": float(logits),
     }
-    rows["sum"] = sum(rows.values())
-    return {name: _size(value) for name, value in rows.items()}
+    if online:
+        # Scores of one layer of the target's forward over whole rows, float32.
+        rows_of_scores = rows * model.num_heads * config.batch_length**2
+        memory["attention scores"] = 4.0 * rows_of_scores
+    memory["sum"] = sum(memory.values())
+    return {name: _size(value) for name, value in memory.items()}
 
 
 def _operation_rows(config: TrainConfig, model: ModelConfig, drafter: Eagle3Config) -> dict[str, str]:
@@ -227,19 +245,19 @@ def _decoding_rows(drafter: Eagle3Config) -> dict[str, str]:
     return rows
 
 
-def _count(value: float) -> str:
+def _count(value: int | float) -> str:
     return _scaled(value, 1000.0, ("", "K", "M", "B", "T"), "")
 
 
-def _size(value: float) -> str:
+def _size(value: int | float) -> str:
     return _scaled(value, 1024.0, ("", "Ki", "Mi", "Gi", "Ti"), "B")
 
 
-def _flops(value: float) -> str:
+def _flops(value: int | float) -> str:
     return _scaled(value, 1000.0, ("", "K", "M", "G", "T", "P", "E", "Z", "Y"), "FLOP")
 
 
-def _scaled(value: float, base: float, prefixes: tuple[str, ...], unit: str) -> str:
+def _scaled(value: int | float, base: float, prefixes: tuple[str, ...], unit: str) -> str:
     index = 0
     while value >= base and index < len(prefixes) - 1:
         value, index = value / base, index + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import pytest
+from tiny_folder import save_target
 
 from specjax.checkpoints.target import Target
 from specjax.testing.tiny_models import tiny_target
@@ -24,9 +25,12 @@ def make_target(*, tie_word_embeddings: bool = True, seed: int = 0, **fields) ->
         tie_word_embeddings=tie_word_embeddings,
         **fields,
     )
+    params = dict(tiny.params)
+    if tie_word_embeddings:
+        params["lm_head"] = params["embed_tokens"].T
     return Target(
         config=tiny.config,
-        params=tiny.params,
+        params=params,
         tokenizer=tokenizer,
         chat_template=ChatTemplate(CHATML_TEMPLATE, "", TURN_END),
         source="tiny",
@@ -38,3 +42,9 @@ def make_target(*, tie_word_embeddings: bool = True, seed: int = 0, **fields) ->
 def target() -> Target:
     """The tiny target."""
     return make_target()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model with tied embeddings as a folder on disk."""
+    return str(save_target(tmp_path_factory.mktemp("model") / "tiny-chat", make_target()))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specjax.checkpoints.target import Target
 
+from specjax.checkpoints.target import Target
 from specjax.decoding.engine import Engine
-from specjax.text.loss_mask import encode_prompt
+from specjax.text.chat_template import encode_prompt
 from train.answers import AnswerLimits, Conversation, answer_conversations, rounds_of
 from train.artifacts import RunError
 from train.conversations import answer_examples

@@ -57,7 +57,7 @@ def test_each_error_names_flag_rule_and_value(flags: dict, words: list[str]) -> 
         (["--answer_temperature=1.0"], "answer_temperature", "one greedy answer"),
         (["--features=online", "--feature_dtype=float32"], "feature_dtype", "--features=online"),
         (["--unroll_steps=1", "--stage1_steps=3"], "stage1_steps", "--unroll_steps=1"),
-        (["--optimizer=muon", "--beta1=0.8"], "beta1", "--optimizer=muon"),
+        (["--optimizer=adamw", "--momentum=0.8"], "momentum", "--optimizer=adamw"),
         (["--schedule=constant", "--final_learning_rate=0.1"], "final_learning_rate", "--schedule=constant"),
         (["--noevaluate", "--eval_prompts=3"], "eval_prompts", "--noevaluate"),
         (["--process_id=0"], "process_id", "without `--coordinator`"),

@@ -56,13 +56,20 @@ def test_the_smollm2_plan_counts_the_shipped_prompts() -> None:
 
 
 def test_operations_of_one_step_by_hand() -> None:
-    config = TrainConfig.create(head="full", batch_size=2, batch_length=16, loss_rows=4, unroll_steps=1)
+    config = TrainConfig.create(
+        head="full", batch_size=2, batch_length=16, loss_rows=5, loss_window=4, unroll_steps=3, warmup_steps=1
+    )
     model = ModelConfig(50, 8, 16, 4, 2, 1, 4)
     drafter = drafter_config(config, model)
-    layer = 24 * 8 + 16 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 16 + 4 * 8
-    attention = 4 * 32 * 8 * 8
-    head, target_head = 2 * 8 * 8 * 50, 2 * 8 * 8 * 50
-    assert drafter_train_flops(config, drafter, unroll_steps=1) == 3 * (2 * 32 * layer + attention + head) + target_head
+    entries, tokens = 2 * 8, 2 * 16
+    keys_values = 16 * 4 * 2
+    others = 16 * 8 + 8 * 8 + 3 * 8 * 16
+    forward = 2 * tokens * (24 * 8 + keys_values) + 2 * entries * others + 2 * 2 * entries * (keys_values + others)
+    attention, head = 3 * 4 * entries * 8 * 8, 3 * 2 * entries * 8 * 50
+    # Four windows of four entries and two more positions each.
+    target_head = 2 * 4 * 6 * 8 * 50
+    expected = 3 * (forward + attention + head) + target_head
+    assert drafter_train_flops(config, drafter, unroll_steps=3) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""The stages of a run, from prompts to report. Each one keeps its result in the run directory and is not repeated."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from eval import report
+from eval.files import read_json
+from eval.provenance import describe_target
+from specjax.checkpoints.eagle import export_drafter
+from specjax.checkpoints.target import Target, load_target
+from specjax.drafters.eagle3_layer import Eagle3Config, Params
+from train.artifacts import lock_directory, open_run_directory, update_record
+from train.config import TrainConfig
+from train.evaluation import evaluate
+from train.plan import drafter_config
+from train.prepare import prepare_rows
+from train.stages import stage
+from train.trainer import Trainer
+
+
+def run(config: TrainConfig, argv: Sequence[str]) -> Path:
+    """Runs all stages that are not done yet.
+
+    Args:
+        config: the settings.
+        argv: the command, for the record.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        RunError: for a directory of another run, or anything else that one line explains.
+        ValueError: if settings do not fit the target, or a file is broken.
+        FileNotFoundError: if the target or the dataset cannot be found.
+    """
+    run_dir, data_dir = Path(config.run_dir), Path(config.data_dir or config.run_dir)
+    first_process = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+        if first_process:
+            for folder in {run_dir.resolve(), data_dir.resolve()}:
+                stack.enter_context(lock_directory(folder))
+            open_run_directory(config, argv)
+        target, drafter = _load(config, run_dir, record=first_process)
+        rows, held_out = prepare_rows(config, target, run_dir, data_dir)
+        trainer = Trainer(config, target, drafter, rows, held_out, data_dir)
+        with stage("training") as done:
+            state = trainer.train(run_dir)
+            done(f"{config.train_steps} steps, {int(state.num_skipped)} skipped")
+        if not first_process:
+            return run_dir
+        with stage("export") as done:
+            done(str(_export(config, target, drafter, state.params, run_dir)))
+        if config.evaluate:
+            with stage("evaluation") as done:
+                done(evaluate(config, target, run_dir))
+            with stage("report") as done:
+                done(str(report.write_report(run_dir)))
+    return run_dir
+
+
+def _load(config: TrainConfig, run_dir: Path, *, record: bool) -> tuple[Target, Eagle3Config]:
+    # A template that shows the date must show the same one when a run goes on after midnight.
+    started = read_json(run_dir / "run.json")["starts"][0]["time"][:10] if record else None
+    with stage("target") as done:
+        target = load_target(
+            config.target, dtype=config.target_dtype, cache_dir=config.cache_dir, date=config.template_date or started
+        )
+        drafter = drafter_config(config, target.config)
+        if record:
+            update_record(run_dir, target=describe_target(target))
+        done(f"{target.name}, {config.target_dtype}")
+    return target, drafter
+
+
+def _export(config: TrainConfig, target: Target, drafter: Eagle3Config, params: Params, run_dir: Path) -> Path:
+    """Writes the drafter under a temporary name and renames the folder, so that an export is whole or absent."""
+    folder = run_dir / "export"
+    if folder.exists():
+        return folder
+    temporary = run_dir / ".export.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    metadata = {"training": config.identity(), "draft_length": max(config.draft_length_list)}
+    export_drafter(temporary, drafter, jax.device_get(params), describe_target(target), metadata)
+    temporary.rename(folder)
+    return folder

@@ -1,0 +1,70 @@
+"""Trains a draft model with a slim LM head for a language model, from prompts to report.
+
+python -m train.slimspec --flagfile=smollm2.flags
+python -m train.slimspec --flagfile=llama8b.flags --dry_run
+
+The same command goes on where an earlier one stopped, whatever stopped it.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from train.config import TrainConfig
+from train.flags import parse_command_line
+
+EXIT_FAILED = 1
+EXIT_BAD_FLAGS = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: what follows the program's name; the process's own by default.
+
+    Returns:
+        0, or after one line on standard error: 1 if the run could not go on, 2 if the flags are wrong, 130
+        if it was interrupted.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        config = parse_command_line(arguments)
+    except ValueError as error:
+        return _fail(error, EXIT_BAD_FLAGS)
+    try:
+        _run(config, arguments)
+    except KeyboardInterrupt:
+        return _fail("interrupted; the same command goes on where this one stopped", EXIT_INTERRUPTED)
+    except (RuntimeError, ValueError, OSError, ImportError) as error:
+        # One line is what the user of a command needs; who looks for a fault in the program finds the rest here.
+        if (Path(config.run_dir) / "run.json").exists():
+            (Path(config.run_dir) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        return _fail(error, EXIT_FAILED)
+    return 0
+
+
+def _run(config: TrainConfig, arguments: Sequence[str]) -> None:
+    # Imported here, so that a wrong flag is reported at once.
+    from specjax.checkpoints.target import load_config
+    from train import mesh, pipeline, plan
+
+    if config.dry_run:
+        print(plan.make_plan(config, load_config(config.target)))
+        return
+    mesh.start_processes(config.coordinator, config.num_processes, config.process_id)
+    print(f"done: {pipeline.run(config, arguments)}")
+
+
+def _fail(error: object, status: int) -> int:
+    message = " ".join(str(error).split()) or type(error).__name__
+    print(f"error: {message}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
