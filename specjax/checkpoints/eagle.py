@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.checkpoints.safetensors_io import read_header, read_tensors, write_tensors
-from specjax.drafters.eagle3_layer import Eagle3Config, Params, parameter_shapes
+from specjax.drafters.eagle3_layer import Eagle3Config, Params, default_feature_layers, parameter_shapes
 from specjax.heads import HeadConfig, get_head
 from specjax.models.config import RopeScaling
 
@@ -63,7 +63,7 @@ def export_drafter(
         folder: made if need be.
         config: shape of the drafter.
         params: its parameters; an `embed_tokens` among them is left out.
-        target: what it was trained for, as JSON values.
+        target: what it was trained for, as JSON values; `target["config"]["num_layers"]` is read, if it is there.
         metadata: how it was trained, as JSON values.
 
     Raises:
@@ -80,7 +80,11 @@ def export_drafter(
     if config.head.kind != "full":
         # As they are used: no transposition, so that nothing is rounded or reordered on the way.
         write_tensors(folder / HEAD_FILE, {name: np.asarray(leaf) for name, leaf in params["head"].items()})
-    fields = {**_config_fields(config), "specjax": _own_fields(config, target, metadata)}
+    fields = {
+        **_config_fields(config),
+        "eagle_config": _eagle_fields(config, target),
+        "specjax": _own_fields(config, target, metadata),
+    }
     temporary = folder / f"{CONFIG_FILE}.tmp"
     temporary.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, folder / CONFIG_FILE)
@@ -104,17 +108,17 @@ def load_drafter(folder: str | os.PathLike[str]) -> tuple[Eagle3Config, Params]:
     """
     folder = Path(folder)
     config = _read_config(folder)
-    header = read_header(folder / MODEL_FILE)
-    maps = [name for name in _VOCABULARY_MAPS if name in header]
+    path = folder / MODEL_FILE
+    shapes = {_plain_name(name): tuple(entry["shape"]) for name, entry in read_header(path).items()}
+    maps = [name for name in _VOCABULARY_MAPS if name in shapes]
     if maps:
-        raise ValueError(
-            f"{folder / MODEL_FILE}: heads over a part of the vocabulary are not supported; got {' and '.join(maps)}"
-        )
-    _check_shapes(str(folder / MODEL_FILE), config, {name: tuple(entry["shape"]) for name, entry in header.items()})
-    tensors = read_tensors(folder / MODEL_FILE)
+        raise ValueError(f"{path}: heads over a part of the vocabulary are not supported; got {' and '.join(maps)}")
+    _check_shapes(str(path), config, shapes)
+    tensors = {_plain_name(name): tensor for name, tensor in read_tensors(path).items()}
 
     def take(name: str, flip: bool) -> jax.Array:
-        return jnp.asarray(np.ascontiguousarray(tensors[name].T if flip else tensors[name]))
+        # Always one copy: a view of a mapped file would keep the file open and change with it.
+        return jnp.asarray(np.array(tensors[name].T if flip else tensors[name], order="C"))
 
     params: Params = {}
     for name, path, flip in _table(config):
@@ -124,6 +128,12 @@ def load_drafter(folder: str | os.PathLike[str]) -> tuple[Eagle3Config, Params]:
         place[path[-1]] = take(name, flip)
     params["head"] = {"kernel": take(_HEAD, True)} if config.head.kind == "full" else _read_head(folder, config)
     return config, params
+
+
+def _plain_name(name: str) -> str:
+    """Other trainers put the layer under `layers.0.`, or everything but the head under `model.`."""
+    name = name.removeprefix("model.")
+    return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
 
 
 def _table(config: Eagle3Config) -> list[tuple[str, tuple[str, ...], bool]]:
@@ -169,7 +179,7 @@ def _read_head(folder: Path, config: Eagle3Config) -> dict[str, jax.Array]:
     found = {name: tensor.shape for name, tensor in tensors.items()}
     if found != expected:
         raise ValueError(f"{folder / HEAD_FILE}: the factors must be {expected}; got {found}")
-    return {name: jnp.asarray(np.asarray(tensor)) for name, tensor in tensors.items()}
+    return {name: jnp.asarray(np.array(tensor)) for name, tensor in tensors.items()}
 
 
 def _config_fields(config: Eagle3Config) -> dict[str, Any]:
@@ -199,13 +209,21 @@ def _config_fields(config: Eagle3Config) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "attention_bias": False,
         "tie_word_embeddings": False,
-        # Engines name a layer by its input: the output of layer i is the input of layer i + 1.
-        "eagle_config": {
-            "use_aux_hidden_state": True,
-            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.feature_layers],
-        },
         **{name: getattr(config, name) for name in _SWITCHES},
     }
+
+
+def _eagle_fields(config: Eagle3Config, target: Mapping[str, Any]) -> dict[str, Any]:
+    """Which target states an engine must collect.
+
+    vLLM counts a configured id as the layer whose input is meant, SGLang as the one whose output is; both collect the
+    usual three by themselves. So ids are left out for those, and otherwise written as vLLM reads them.
+    """
+    fields: dict[str, Any] = {"use_aux_hidden_state": True}
+    num_layers = (target.get("config") or {}).get("num_layers")
+    if num_layers is None or config.feature_layers != default_feature_layers(num_layers):
+        fields["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in config.feature_layers]
+    return fields
 
 
 def _own_fields(config: Eagle3Config, target: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,6 +265,9 @@ def _config_of(fields: Mapping[str, Any]) -> Eagle3Config:
             f"`draft_vocab_size` must be the whole vocabulary ({fields['vocab_size']}): heads over a part of it are "
             f"not supported; got {fields['draft_vocab_size']}"
         )
+    for name, wanted in (("hidden_act", "silu"), ("attention_bias", False), ("num_hidden_layers", 1)):
+        if fields.get(name, wanted) != wanted:
+            raise ValueError(f"`{name}` of an EAGLE-3 drafter must be {wanted!r}; got {fields[name]!r}")
     layers = own.get("feature_layers")
     if layers is None:
         layers = [layer - 1 for layer in fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]

@@ -1,0 +1,154 @@
+"""Optimisers of drafter training: AdamW, or Muon for the matrices; warm-up, cosine, clipping."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import optax
+
+OPTIMIZERS = ("adamw", "muon")
+SCHEDULES = ("cosine", "constant")
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """How parameters are updated.
+
+    Attributes:
+        name: "adamw" or "muon".
+        learning_rate: highest learning rate. For Muon it scales orthogonal updates of spectral norm
+            sqrt(max(1, outputs / inputs)), so useful values are far above AdamW's.
+        total_steps: updates of the whole run.
+        schedule: "cosine" or "constant", after the warm-up.
+        warmup_steps: updates of linear warm-up.
+        final_learning_rate: end of the cosine, as a share of the highest.
+        weight_decay: decoupled weight decay of matrices.
+        beta1: decay of AdamW's first moment.
+        beta2: decay of AdamW's second moment, also for what Muon leaves to AdamW.
+        momentum: decay of Muon's momentum.
+        adam_share: learning rate of what Muon leaves to AdamW, as a share of Muon's.
+        clip_norm: largest global gradient norm.
+        frozen: names of top-level parameters that stay as they are, for example ("head",).
+
+    Raises:
+        ValueError: naming the field, the rule and the value.
+    """
+
+    name: str = "adamw"
+    learning_rate: float = 4e-4
+    total_steps: int = 1000
+    schedule: str = "cosine"
+    warmup_steps: int = 100
+    final_learning_rate: float = 0.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    momentum: float = 0.95
+    adam_share: float = 0.1
+    clip_norm: float = 0.5
+    frozen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"`name` of the optimiser must be one of {OPTIMIZERS}; got {self.name!r}")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"`schedule` must be one of {SCHEDULES}; got {self.schedule!r}")
+        for field in ("learning_rate", "clip_norm", "adam_share"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"`{field}` must be positive; got {getattr(self, field)}")
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise ValueError(f"`warmup_steps` must be in [0, total_steps={self.total_steps}); got {self.warmup_steps}")
+        for field in ("weight_decay", "final_learning_rate"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"`{field}` must not be negative; got {getattr(self, field)}")
+        for field in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, field) < 1:
+                raise ValueError(f"`{field}` must be in [0, 1); got {getattr(self, field)}")
+
+
+def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
+    """Learning rate of an update, by its number from 0."""
+    # The first update already moves, and the last one of the warm-up has the full rate.
+    warmup = optax.linear_schedule(
+        config.learning_rate / (config.warmup_steps + 1), config.learning_rate, config.warmup_steps
+    )
+    rest = (
+        optax.cosine_decay_schedule(
+            config.learning_rate, config.total_steps - config.warmup_steps, config.final_learning_rate
+        )
+        if config.schedule == "cosine"
+        else optax.constant_schedule(config.learning_rate)
+    )
+    return optax.join_schedules([warmup, rest], [config.warmup_steps])
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The optimiser of a drafter's parameters.
+
+    Muon (Jordan, 2024) orthogonalises the momentum of each matrix. Norms, and the kernel of a full head, whose
+    orthogonalisation would cost more than the rest of a training step, are left to AdamW.
+
+    Args:
+        config: what to use.
+
+    Returns:
+        The transformation, for parameters of `init_drafter`.
+    """
+    schedule = learning_rate_schedule(config)
+    if config.name == "adamw":
+        update = optax.adamw(schedule, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=_is_matrix)
+    else:
+        update = optax.contrib.muon(
+            schedule,
+            beta=config.momentum,
+            weight_decay=config.weight_decay,
+            adam_b1=config.beta1,
+            adam_b2=config.beta2,
+            adam_weight_decay=config.weight_decay,
+            adam_learning_rate=lambda count: config.adam_share * schedule(count),
+            muon_weight_dimension_numbers=_muon_matrices,
+        )
+    trained = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+    if not config.frozen:
+        return _with_standard_promotion(trained)
+    transforms: dict[Hashable, optax.GradientTransformation] = {"trained": trained, "frozen": optax.set_to_zero()}
+    return _with_standard_promotion(optax.partition(transforms, lambda params: _label_frozen(params, config.frozen)))
+
+
+def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same transformation where the caller has made dtype promotion strict: optax mixes integers and floats."""
+
+    def init(params: Any) -> Any:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        with jax.numpy_dtype_promotion("standard"):
+            return transformation.update(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _is_matrix(params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.ndim == 2, params)
+
+
+def _muon_matrices(params: Any) -> Any:
+    def choose(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
+        full_head = [getattr(key, "key", None) for key in path] == ["head", "kernel"]
+        return optax.contrib.MuonDimensionNumbers() if leaf.ndim == 2 and not full_head else None
+
+    return jax.tree.map_with_path(choose, params)
+
+
+def _label_frozen(params: dict[str, Any], frozen: tuple[str, ...]) -> dict[str, Any]:
+    unknown = [name for name in frozen if name not in params]
+    if unknown:
+        raise ValueError(f"`frozen` must name parameters among {sorted(params)}; got {unknown}")
+    return {
+        name: jax.tree.map(lambda _, name=name: "frozen" if name in frozen else "trained", subtree)
+        for name, subtree in params.items()
+    }
