@@ -88,7 +88,7 @@ def walk_active_sets(
         tokens = proposal.tokens[nodes]
         law = step_law(Candidates(tokens, present, starts, target_log_laws[walk.node], draft_row(proposal, walk.node)))
         nothing_left = ~jnp.any(present)
-        reject = jnp.arange(width + 1) == width
+        reject = jnp.arange(width + 1, dtype=jnp.int32) == width
         log_choice_law = jnp.where(nothing_left, jnp.where(reject, 0, -jnp.inf), law.log_choice_law)
         choice, log_prob = choose(depth, log_choice_law.astype(target_log_laws.dtype))
         accepted = choice < width
@@ -105,7 +105,7 @@ def walk_active_sets(
         return _Walk(active, node, stopped, next_log_law, walk.log_prob + log_prob), None
 
     start = _Walk(
-        active=jnp.arange(tree.num_nodes) == 0,
+        active=jnp.arange(tree.num_nodes, dtype=jnp.int32) == 0,
         node=jnp.int32(0),
         stopped=jnp.bool_(False),
         next_log_law=target_log_laws[0],

@@ -216,8 +216,10 @@ def register(verifier: Verifier) -> Verifier:
     """Makes a verifier available by its name; returns it.
 
     Raises:
-        ValueError: if the name is taken by another verifier.
+        ValueError: if the rule is not lossless, or the name is taken by another verifier.
     """
+    if not verifier.lossless:
+        raise ValueError(f"`verifier` must be lossless to be registered for decoding; got {verifier.name!r}")
     known = _VERIFIERS.setdefault(verifier.name, verifier)
     if known != verifier:
         raise ValueError(f"`name` must be unique among verifiers; got {verifier.name!r} twice")

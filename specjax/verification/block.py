@@ -49,7 +49,7 @@ class BlockRule(ChoiceRule):
             return Outcome(jnp.int32(0), target_log_laws[0], zero)
         log_weight = block_log_weights(drafted_log_ratio(*node_log_probs(proposal, target_log_laws)), zero)
         log_accept, log_reject = block_trials(proposal, target_log_laws, log_weight)
-        position = jnp.arange(1, length + 1)
+        position = jnp.arange(1, length + 1, dtype=jnp.int32)
         stop, log_prob = choose(0, last_success_log_law(log_accept, log_reject, position <= proposal.max_depth))
         target_row = target_log_laws[stop]
         stop_weight = jnp.concatenate([zero[None], log_weight])[stop]
@@ -73,7 +73,7 @@ def block_trials(proposal: Proposal, target_log_laws: Array, log_weight: Array) 
     length = log_weight.shape[0]
     inner = positive_part_mass(log_weight[:-1], target_log_laws[1:length], proposal.draft_log_laws[1:])
     residual_mass = jnp.concatenate([inner, jnp.zeros_like(log_weight[:1])])
-    is_last = jnp.arange(1, length + 1) == jnp.minimum(length, proposal.max_depth)
+    is_last = jnp.arange(1, length + 1, dtype=jnp.int32) == jnp.minimum(length, proposal.max_depth)
     log_accept, log_reject = residual_acceptance(log_weight, residual_mass)
     log_accept = jnp.where(is_last, log_weight, log_accept)
     return log_accept, jnp.where(is_last, log_one_minus_exp(log_weight), log_reject)

@@ -28,7 +28,7 @@ def _decide_all(rule: ChoiceRule, tree: DraftTree):
         proposal = Proposal(tokens=tokens, draft_log_laws=draft, max_depth=max_depth, tree=tree)
         outcome = rule.decide(prescribed(indices), proposal, target, carry)
         advance = lambda token: rule.advance_carry(carry, proposal, outcome, token)  # noqa: E731
-        carries = jax.vmap(advance)(jnp.arange(target.shape[1]))
+        carries = jax.vmap(advance)(jnp.arange(target.shape[1], dtype=jnp.int32))
         return outcome.stop_node, outcome.next_log_law, outcome.log_prob, carries
 
     over_choices = jax.vmap(one, in_axes=(None, None, None, 0, None, None))

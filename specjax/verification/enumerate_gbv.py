@@ -33,7 +33,9 @@ def _walk_paths(rule: SpectrGbvRule, tree: DraftTree):
 
         def at(stop: Any) -> Any:
             step = functools.partial(rule.next_carry, carry, levels, proposal, target, log_z, stop)
-            return rule.next_log_law(proposal, laws, log_z, stop), jax.vmap(step)(jnp.arange(target.shape[1]))
+            return rule.next_log_law(proposal, laws, log_z, stop), jax.vmap(step)(
+                jnp.arange(target.shape[1], dtype=jnp.int32)
+            )
 
         next_log_laws, carries = jax.vmap(at)(jnp.asarray(first))
         return laws[first], log_z[first], next_log_laws, carries
@@ -46,6 +48,8 @@ def gbv_iteration(
 ) -> list[Emission]:
     """What one iteration emits after `context`, with exact probabilities. Call it under 64-bit JAX."""
     plain = LawTables.of(instance, context, tree.max_depth)
+    if tree.num_nodes == 1:
+        return [Emission((), y, float(mass), carry) for y, mass in enumerate(plain.target[0]) if mass > 0]
     num_drafts, length = chain_table(tree, "spectr_gbv").shape
     paths = np.asarray(list(itertools.product(range(instance.vocab_size), repeat=length)), np.int32)
     codes = np.zeros((len(paths), length + 1), np.int64)

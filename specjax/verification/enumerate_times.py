@@ -339,13 +339,13 @@ _gap_time = jax.jit(gap_time)
 _residual_masses = jax.jit(lambda log_target, log_draft: residual_masses(log_target, log_draft, jnp.bool_(True)))
 _curve_time = jax.jit(lambda score, curve, token: curve.node_time(token, score))
 _curve_scores = jax.jit(lambda log_time, curve, token: curve.scores(token, log_time))
-_accepted_shares = jax.jit(lambda curve: curve.accepted_share(jnp.arange(curve.ratio.shape[0])))
+_accepted_shares = jax.jit(lambda curve: curve.accepted_share(jnp.arange(curve.ratio.shape[0], dtype=jnp.int32)))
 
 
 @jax.jit
 def _unit_scores(curve: StartCurve) -> jax.Array:
     """For each token the score at which the node's time reaches 1, infinite if it does not."""
-    tokens = jnp.arange(curve.ratio.shape[0])
+    tokens = jnp.arange(curve.ratio.shape[0], dtype=jnp.int32)
     usable = curve.ratio < jnp.inf
     end = curve.delay + jnp.where(usable, curve.ratio, 0)
 

@@ -49,8 +49,8 @@ def draw_gap_tokens(
 
     num_draws = len(row_of_draw)
     noise = jax.random.gumbel(block_key, (num_draws, num_blocks), dtype)
-    block = jnp.argmax(jnp.log(block_masses)[row_of_draw] + noise, axis=-1)
-    tokens = block[:, None] * width + jnp.arange(width)
+    block = jnp.argmax(jnp.log(block_masses)[row_of_draw] + noise, axis=-1).astype(jnp.int32)
+    tokens = block[:, None] * width + jnp.arange(width, dtype=jnp.int32)
     rows = jnp.asarray(row_of_draw)[:, None]
     take = {"mode": "fill", "fill_value": -jnp.inf}
     entries = residual_masses(
@@ -59,6 +59,5 @@ def draw_gap_tokens(
         jnp.asarray(uses_draft)[rows],
     )
     noise = jax.random.gumbel(entry_key, (num_draws, width), dtype)
-    entry = jnp.argmax(jnp.log(entries) + noise, axis=-1)
-    token = (block * width + entry).astype(jnp.int32)
-    return token, jnp.sum(block_masses, axis=-1) > 0
+    entry = jnp.argmax(jnp.log(entries) + noise, axis=-1).astype(jnp.int32)
+    return block * width + entry, jnp.sum(block_masses, axis=-1) > 0

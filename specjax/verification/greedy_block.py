@@ -53,7 +53,7 @@ class GreedyBlockRule(ChoiceRule):
         laws, levels = apply_carry(carry, proposal, target_log_laws, num_drafts=1)
         log_z = log_path_ratio(proposal, laws, zero)
         log_accept, log_reject = block_trials(proposal, laws, jnp.minimum(-log_z[1:], 0))
-        position = jnp.arange(1, length + 1)
+        position = jnp.arange(1, length + 1, dtype=jnp.int32)
         stop, log_prob = choose(0, last_success_log_law(log_accept, log_reject, position <= proposal.max_depth))
         residual = remaining_log_masses(laws[stop], draft_row(proposal, stop), log_z[stop], num_drafts=1)
         rejected = stop < jnp.minimum(length, proposal.max_depth)

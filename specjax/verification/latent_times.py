@@ -137,7 +137,7 @@ def propagate_times(
     is_child = jnp.asarray(children >= 0)
     is_membership = jnp.asarray([kind == "membership" for kind in kinds])
     num_children = jnp.asarray([max(len(c), 1) for c in tree.children], log_ratio.dtype)
-    is_inner = jnp.asarray([kind != "leaf" for kind in kinds]) & (np.asarray(tree.depth) < max_depth)
+    is_inner = jnp.asarray([kind != "leaf" for kind in kinds]) & (np.asarray(tree.depth, np.int32) < max_depth)
     rows = np.arange(tree.num_nodes)
 
     def update(log_time: Array) -> Times:
@@ -179,7 +179,7 @@ def follow_winners(tree: DraftTree, max_depth: Array, times: Times) -> tuple[Arr
     Returns:
         The stop node, and whether it overflowed, so that its gap token is emitted; after a leaf the target's law is.
     """
-    can_go_on = jnp.asarray([bool(c) for c in tree.children]) & (np.asarray(tree.depth) < max_depth)
+    can_go_on = jnp.asarray([bool(c) for c in tree.children]) & (np.asarray(tree.depth, np.int32) < max_depth)
 
     def step(_: Array, node: Array) -> Array:
         return jnp.where(can_go_on[node] & ~times.overflows[node], times.winner[node], node).astype(jnp.int32)

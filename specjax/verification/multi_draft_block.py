@@ -148,7 +148,7 @@ def draw_noise(
     has_gap = row_has_mass[row_table]
     for node, curve in curves.items():
         law = target_log_laws[node]
-        masses = jnp.exp(law) * (1 - curve.accepted_share(jnp.arange(law.shape[0])))
+        masses = jnp.exp(law) * (1 - curve.accepted_share(jnp.arange(law.shape[0], dtype=jnp.int32)))
         node_token = node_token.at[node].set(sample_masses(jax.random.fold_in(curve_key, node), masses))
         has_gap = has_gap.at[node].set(jnp.any(masses > 0))
 

@@ -31,7 +31,7 @@ from specjax.verification.carry import (
     log_path_ratio,
     remaining_log_masses,
 )
-from specjax.verification.latent_times import node_selections, propagate_times
+from specjax.verification.latent_times import Times, node_selections, propagate_times
 from specjax.verification.multi_draft_block import draw_noise, node_log_ratio
 from specjax.verification.rows import normalise_log_masses, sample_log_law
 from specjax.verification.trees import chain_table, check_draws, draft_row
@@ -54,7 +54,7 @@ class SpectrGbvRule:
         """Law of the token after the stop node, [V]; `laws` are those that the iteration verifies against."""
         tree = proposal.tree
         residual = remaining_log_masses(laws[stop], draft_row(proposal, stop), log_z[stop], len(tree.children[0]))
-        depth = jnp.asarray(tree.depth)[stop]
+        depth = jnp.asarray(tree.depth, jnp.int32)[stop]
         rejected = depth < jnp.minimum(tree.max_depth, proposal.max_depth)
         return jnp.where(rejected, normalise_log_masses(residual, laws[stop]), laws[stop])
 
@@ -72,10 +72,8 @@ class SpectrGbvRule:
         del rng_key
         if tree.num_nodes == 1:
             return make_verdict(tree, jnp.int32(0), sample_log_law(next_key, target_log_laws[0]), carry)
-        chains = chain_table(tree, "spectr_gbv")
-        num_drafts, length = chains.shape
         zero = jnp.zeros((), target_log_laws.dtype)
-        laws, levels = apply_carry(carry, proposal, target_log_laws, num_drafts)
+        laws, levels = apply_carry(carry, proposal, target_log_laws, len(tree.children[0]))
 
         kinds = node_selections(tree, "minimum")
         log_leaf_time, child_gaps, node_gaps, _ = draw_noise((gap_key, time_key, time_key), proposal, laws, kinds, {})
@@ -91,16 +89,32 @@ class SpectrGbvRule:
             curves={},
         )
         log_z = log_path_ratio(proposal, laws, zero)
-        smallest = jnp.sort(times.log_score[chains[:, 0]])
-        threshold = smallest[1] if num_drafts > 1 else zero
-        kept = jnp.asarray(chains)[jnp.argmin(times.log_score[chains[:, 0]])]
-        below = (log_z[kept] + times.log_time[kept] < threshold) & (jnp.arange(1, length + 1) <= proposal.max_depth)
-        num_accepted = jnp.sum(jnp.cumprod(below.astype(jnp.int32)))
-        stop = jnp.where(num_accepted > 0, kept[jnp.maximum(num_accepted - 1, 0)], 0)
-
+        stop = accept_below_second(proposal, times, log_z)
         next_token = sample_log_law(next_key, self.next_log_law(proposal, laws, log_z, stop))
         carry = self.next_carry(carry, levels, proposal, target_log_laws, log_z, stop, next_token)
         return make_verdict(tree, stop, next_token, carry)
+
+
+def accept_below_second(proposal: Proposal, times: Times, log_z: Array) -> Array:
+    """The stop node: down the chain of the smallest root time T as long as its times stay below the second smallest T.
+
+    Args:
+        proposal: K chains of L drafts.
+        times: from the recursion; the score of a chain's first node is the chain's T.
+        log_z: log Z at every node, [N+1].
+
+    Returns:
+        The node, [].
+    """
+    chains = chain_table(proposal.tree, "spectr_gbv")
+    num_drafts, length = chains.shape
+    root_times = times.log_score[chains[:, 0]]
+    threshold = jnp.sort(root_times)[1] if num_drafts > 1 else jnp.zeros((), log_z.dtype)
+    kept = jnp.asarray(chains)[jnp.argmin(root_times)]
+    exists = jnp.arange(1, length + 1, dtype=jnp.int32) <= proposal.max_depth
+    below = exists & (log_z[kept] + times.log_time[kept] < threshold)
+    num_accepted = jnp.sum(jnp.cumprod(below.astype(jnp.int32)))
+    return jnp.where(num_accepted > 0, kept[jnp.maximum(num_accepted - 1, 0)], 0)
 
 
 SPECTR_GBV = register(

@@ -39,7 +39,7 @@ class TokenRule(ChoiceRule):
         if length == 0:
             return Outcome(jnp.int32(0), target_log_laws[0], jnp.zeros((), target_log_laws.dtype))
         log_accept = jnp.minimum(drafted_log_ratio(*node_log_probs(proposal, target_log_laws)), 0)
-        exists = jnp.arange(1, length + 1) <= proposal.max_depth
+        exists = jnp.arange(1, length + 1, dtype=jnp.int32) <= proposal.max_depth
         stop, log_prob = choose(0, first_failure_log_law(jnp.where(exists, log_accept, -jnp.inf)))
         target_row = target_log_laws[stop]
         residual = log_positive_part(target_row, draft_row(proposal, stop))

@@ -51,7 +51,7 @@ class TraversalRule(ChoiceRule):
             return Outcome(jnp.int32(0), target_log_laws[0], jnp.zeros((), dtype))
         chains = chain_table(tree, "traversal")
         num_chains, length = chains.shape
-        position = jnp.arange(1, length + 1)
+        position = jnp.arange(1, length + 1, dtype=jnp.int32)
 
         first_weight, residuals = _root_residuals(proposal, target_log_laws[0], chains[:, 0])
         target, draft = node_log_probs(proposal, target_log_laws)
@@ -79,7 +79,7 @@ class TraversalRule(ChoiceRule):
         weights = jnp.zeros((tree.num_nodes,), dtype).at[chains].set(log_weight)
         target_row = target_log_laws[stop]
         residual = log_positive_part(weights[stop] + target_row, draft_row(proposal, stop))
-        depth = jnp.asarray(tree.depth)[stop]
+        depth = jnp.asarray(tree.depth, jnp.int32)[stop]
         has_children = depth < jnp.minimum(length, proposal.max_depth)
         next_log_law = jnp.where(has_children, normalise_log_masses(residual, target_row), target_row)
         at_root = (stop == 0) & has_children
