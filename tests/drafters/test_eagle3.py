@@ -236,7 +236,9 @@ def test_every_law_is_that_of_its_own_path(config, params, tree):
                 )
             logits = reference.logits(outputs[node])
             law = logits - np.log(np.sum(np.exp(logits)))
-            np.testing.assert_allclose(proposal.draft_log_laws[row, tree.internal.index(node)], law, rtol=5e-5, atol=5e-5)
+            np.testing.assert_allclose(
+                proposal.draft_log_laws[row, tree.internal.index(node)], law, rtol=5e-5, atol=5e-5
+            )
 
 
 def two_token_laws(logits):
