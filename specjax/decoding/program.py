@@ -189,7 +189,8 @@ def _steps(
     def goes_on(carry: tuple[Array, EngineState, Array]) -> Array:
         index, state, _ = carry
         # A row that ends gives its slot back, so the host must see it.
-        return (index < spec.steps_per_call) & jnp.all(state.done == done_before)
+        unchanged = jnp.all(state.done == done_before)
+        return (index < spec.steps_per_call) & unchanged & ~jnp.all(state.done)
 
     # Calls that are not made stay zero: nothing committed.
     start = (jnp.int32(0), state, jnp.zeros(shape, jnp.int32))
