@@ -6,6 +6,7 @@ and digests of what was trained on; `flags.txt` loads again as a flagfile.
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import importlib.metadata
 import subprocess
@@ -88,7 +89,9 @@ def check_same_run(config: TrainConfig, record: Mapping[str, Any], run_dir: Path
     Raises:
         RunError: naming every flag that differs, with both values.
     """
-    differing = differing_flags(config.identity(), record.get("config", {}))
+    # A run of an earlier version may not know a flag: it did what the flag's default does.
+    known = {field.name: field.default for field in dataclasses.fields(config) if field.metadata["identity"]}
+    differing = differing_flags(config.identity(), {**known, **record.get("config", {})})
     if differing:
         raise RunError(
             f"`--run_dir` {run_dir} belongs to a run of another configuration: {', '.join(differing)}; "

@@ -128,6 +128,9 @@ class TrainConfig:
     answer_temperature: float = setting(0.8, "Temperature of sampled answers.", above=0.0, at_most=10.0)
     answer_top_p: float = setting(1.0, "Top-p of sampled answers.", above=0.0, at_most=1.0)
     max_answer_tokens: int = setting(_SHORT["max_answer_tokens"], "Longest answer, in tokens.", at_least=2)
+    answer_dtype: str | None = setting(
+        None, "Dtype of the target while it answers; `--target_dtype` by default.", choices=("float32", "bfloat16")
+    )
     answer_slots: int = setting(64, "Answers that are generated side by side.", at_least=1)
     text: str | None = setting(None, "Plain text to train on as well: a .txt file, or .jsonl with a `text` field.")
     max_text_rows: int = setting(0, "Rows of plain text at most; 0 takes all.", at_least=0)
@@ -141,6 +144,11 @@ class TrainConfig:
     packing: bool = setting(True, "Put several short conversations into one row.")
     features: str = setting(
         "cached", "Target features: computed once into a cache on disk, or online.", choices=("cached", "online")
+    )
+    teacher_dtype: str | None = setting(
+        None,
+        "Dtype of the target while it gives features; `--target_dtype` by default.",
+        choices=("float32", "bfloat16"),
     )
     feature_dtype: str = setting("bfloat16", "Dtype of the feature cache.", choices=("bfloat16", "float32"))
     feature_layers: str = setting(
@@ -303,6 +311,7 @@ def idle_settings(config: TrainConfig) -> dict[str, str]:
                 "answer_top_p",
                 "max_answer_tokens",
                 "answer_slots",
+                "answer_dtype",
             ),
         ),
         (no_sampling, "with one greedy answer a prompt", ("answer_temperature", "answer_top_p")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -80,6 +81,13 @@ def feature_source(
     return cache
 
 
+def in_dtype(target: Target, dtype: str | None) -> Target:
+    """The target with all parameters in another dtype; None leaves them as they are."""
+    if dtype is None or dtype == str(target.params["embed_tokens"].dtype):
+        return target
+    return dataclasses.replace(target, params=jax.tree.map(lambda leaf: leaf.astype(dtype), target.params))
+
+
 def _examples(
     config: TrainConfig, target: Target, run_dir: Path, data_dir: Path
 ) -> tuple[list[Example], list[Example]]:
@@ -97,7 +105,8 @@ def _examples(
     with stage("answers") as done:
         path = data_dir / "data" / "answers.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = answer_conversations(target, plan, path, limits, progress=config.progress)
+        answering = in_dtype(target, config.answer_dtype)
+        file = answer_conversations(answering, plan, path, limits, progress=config.progress)
         manifest = files.read_json(path.with_name("manifest.json"))
         if data_dir.resolve() != run_dir.resolve():
             files.write_json(run_dir / "data" / "manifest.json", manifest)

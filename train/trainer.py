@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from train.config import TrainConfig
 from train.data import Rows
 from train.features import FeatureSource, hidden_covariance
 from train.loop import BatchMaker, HeldOutTest, LoopSettings, StepFunction, train
-from train.prepare import feature_source
+from train.prepare import feature_source, in_dtype
 from train.stages import stage
 from train.step import (
     OptimizerConfig,
@@ -94,17 +95,11 @@ class Trainer:
         self.drafter = drafter
         self._config, self._rows, self._held_out_rows = config, rows, held_out
         self._mesh = mesh_lib.make_mesh(config.mesh_axes) if config.mesh else None
-        if self._mesh is not None and config.features == "online":
-            target = Target(
-                config=target.config,
-                params=self._put_weights(target.params),
-                tokenizer=target.tokenizer,
-                chat_template=target.chat_template,
-                source=target.source,
-                digest=target.digest,
-            )
+        teacher = in_dtype(target, config.teacher_dtype)
+        if config.features == "online":
+            teacher = dataclasses.replace(teacher, params=self._put_weights(teacher.params))
         source_of = functools.partial(
-            feature_source, config, target, layers=drafter.feature_layers, data_dir=data_dir, place=self._place_rows
+            feature_source, config, teacher, layers=drafter.feature_layers, data_dir=data_dir, place=self._place_rows
         )
         self._source = source_of(rows=rows, title="features")
         self._held_out_source = source_of(rows=held_out, title="held-out features")

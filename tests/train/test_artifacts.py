@@ -58,6 +58,16 @@ def test_what_does_not_change_the_result_may_differ(config: TrainConfig) -> None
     open_run_directory(dataclasses.replace(config, progress=False, keep_checkpoints=7, eval_prompts=1), [])
 
 
+def test_a_flag_that_an_earlier_version_did_not_know_counts_as_its_default(config: TrainConfig) -> None:
+    run_dir = open_run_directory(config, [])
+    record = json.loads((run_dir / "run.json").read_text())
+    del record["config"]["answer_dtype"]
+    (run_dir / "run.json").write_text(json.dumps(record))
+    open_run_directory(config, [])
+    with pytest.raises(RunError, match=r"--answer_dtype \(there None, here 'bfloat16'\)"):
+        open_run_directory(dataclasses.replace(config, answer_dtype="bfloat16"), [])
+
+
 def test_noresume_wants_an_empty_directory(config: TrainConfig) -> None:
     fresh = dataclasses.replace(config, resume=False)
     open_run_directory(fresh, [])
