@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import flax.struct
 import jax
@@ -62,6 +62,7 @@ class Outcome:
     working: Any = ()
 
 
+@runtime_checkable
 class Rule(Protocol):
     """What a file in this package provides for one rule; frozen and hashable."""
 
