@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.decoding.laws import lowest_argmax, sample_law
 from specjax.drafters.base import ToLaws
 from specjax.drafters.eagle3_layer import (
     Eagle3Config,
@@ -31,6 +30,7 @@ from specjax.drafters.eagle3_layer import (
 )
 from specjax.models.attention import attend, update_cache, visibility_mask
 from specjax.models.rope import rope_frequencies, rope_tables, rotate
+from specjax.sampling import lowest_argmax, sample_law
 from specjax.types import DRAW_IID, DraftTree, Proposal
 
 __all__ = ["Eagle3Config", "Eagle3Drafter", "Eagle3State"]
