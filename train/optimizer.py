@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import optax
 
+from train.muon import scale_by_muon
+
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("cosine", "constant")
 
@@ -88,8 +90,7 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The optimiser of a drafter's parameters.
 
-    Muon (Jordan, 2024) orthogonalises the momentum of each matrix. Norms, and the kernel of a full head, whose
-    orthogonalisation would cost more than the rest of a training step, are left to AdamW.
+    Muon orthogonalises the momentum of each matrix; the norms, which are vectors, are left to AdamW.
 
     Args:
         config: what to use.
@@ -101,21 +102,23 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     if config.name == "adamw":
         update = optax.adamw(schedule, config.beta1, config.beta2, weight_decay=config.weight_decay, mask=_is_matrix)
     else:
-        update = optax.contrib.muon(
-            schedule,
-            beta=config.momentum,
-            weight_decay=config.weight_decay,
-            adam_b1=config.beta1,
-            adam_b2=config.beta2,
-            adam_weight_decay=config.weight_decay,
-            adam_learning_rate=lambda count: config.adam_share * schedule(count),
-            muon_weight_dimension_numbers=_muon_matrices,
+        matrices = optax.chain(
+            scale_by_muon(config.momentum),
+            optax.add_decayed_weights(config.weight_decay),
+            optax.scale_by_learning_rate(schedule),
+        )
+        vectors = optax.adamw(
+            lambda count: config.adam_share * schedule(count), config.beta1, config.beta2, weight_decay=0.0
+        )
+        transforms: dict[Hashable, optax.GradientTransformation] = {"matrix": matrices, "vector": vectors}
+        update = optax.partition(
+            transforms, lambda params: jax.tree.map(lambda leaf: "matrix" if leaf.ndim == 2 else "vector", params)
         )
     trained = optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
     if not config.frozen:
         return _with_standard_promotion(trained)
-    transforms: dict[Hashable, optax.GradientTransformation] = {"trained": trained, "frozen": optax.set_to_zero()}
-    return _with_standard_promotion(optax.partition(transforms, lambda params: _label_frozen(params, config.frozen)))
+    parts: dict[Hashable, optax.GradientTransformation] = {"trained": trained, "frozen": optax.set_to_zero()}
+    return _with_standard_promotion(optax.partition(parts, lambda params: _label_frozen(params, config.frozen)))
 
 
 def _with_standard_promotion(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -134,14 +137,6 @@ def _with_standard_promotion(transformation: optax.GradientTransformation) -> op
 
 def _is_matrix(params: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.ndim == 2, params)
-
-
-def _muon_matrices(params: Any) -> Any:
-    def choose(path: Any, leaf: Any) -> optax.contrib.MuonDimensionNumbers | None:
-        full_head = [getattr(key, "key", None) for key in path] == ["head", "kernel"]
-        return optax.contrib.MuonDimensionNumbers() if leaf.ndim == 2 and not full_head else None
-
-    return jax.tree.map_with_path(choose, params)
 
 
 def _label_frozen(params: dict[str, Any], frozen: tuple[str, ...]) -> dict[str, Any]:
