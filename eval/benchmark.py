@@ -146,8 +146,8 @@ def run_benchmark(
         "systems": {
             name: {
                 "drafter": describe_config(drafter),
-                "digest": params_digest(params),
-                "num_params": num_params(params),
+                "digest": params_digest(_own_params(params)),
+                "num_params": num_params(_own_params(params)),
             }
             for name, (drafter, params) in systems.items()
         },
@@ -181,6 +181,15 @@ def write_benchmark(result: Mapping[str, Any], folder: str | pathlib.Path) -> pa
     files.write_json(folder / "samples.json", result["samples"])
     return files.write_json(
         folder / "benchmark.json", {name: value for name, value in result.items() if name not in apart}
+    )
+
+
+def _own_params(params: Any) -> Any:
+    """A drafter's parameters without the embedding, which is the target's."""
+    return (
+        {name: value for name, value in params.items() if name != "embed_tokens"}
+        if isinstance(params, dict)
+        else params
     )
 
 

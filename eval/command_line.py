@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 
@@ -33,6 +34,8 @@ def run_command(main: Callable[[], int | None]) -> None:
         else:
             sys.exit(status or 0)
 
+    # JAX tells at INFO level which accelerators are not there; standard error is for what a user must know.
+    logging.getLogger("jax").setLevel(logging.WARNING)
     app.run(wrapped, flags_parser=_parse_flags)
 
 

@@ -45,6 +45,7 @@ def measure_head_cost(
     max_new_tokens: int = 64,
     num_steps: int = 24,
     cache_length: int | None = None,
+    benchmark: Mapping[str, Any] | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Times heads and the parts of a step, and compares the cost law's speed-up with the wall clock's.
@@ -64,7 +65,9 @@ def measure_head_cost(
         num_slots: rows.
         max_new_tokens: longest answer of the wall-clock measurement.
         num_steps: timed steps of each dissection.
-        cache_length: slots; None fits questions and steps.
+        cache_length: slots of the wall-clock measurement; None fits the questions.
+        benchmark: a result of `run_benchmark` of the same systems and lengths, to take tau and wall clock from
+            instead of measuring them here; best one of the same minutes on the same machine.
         on_progress: told what comes next.
 
     Returns:
@@ -72,25 +75,26 @@ def measure_head_cost(
         ran where.
 
     Raises:
-        ValueError: as `run_benchmark`, or if `num_steps` is below 1.
+        ValueError: as `run_benchmark`, or if `num_steps` is below 1 or `benchmark` lacks a greedy row.
     """
     if num_steps < 1:
         raise ValueError(f"`num_steps` must be at least 1; got {num_steps}")
     say = on_progress or (lambda text: None)
-    say("decoding with a wall clock")
-    measured = run_benchmark(
-        target,
-        systems,
-        questions,
-        draft_lengths=draft_lengths,
-        num_slots=num_slots,
-        max_new_tokens=max_new_tokens,
-        cache_length=cache_length,
-    )
+    if benchmark is None:
+        say("decoding with a wall clock")
+        benchmark = run_benchmark(
+            target,
+            systems,
+            questions,
+            draft_lengths=draft_lengths,
+            num_slots=num_slots,
+            max_new_tokens=max_new_tokens,
+            cache_length=cache_length,
+        )
     prompt_ids = encode_prompt(
         target.tokenizer, target.chat_template, [{"role": "user", "content": questions[0].turns[0]}]
     )
-    rows = {(row["system"], row["draft_length"]): row for row in measured["results"]}
+    rows = _greedy_rows(benchmark, [(PLAIN, 0), *((name, length) for name in systems for length in draft_lengths)])
     dissect = _Dissector(target, prompt_ids, num_steps, num_slots)
     say("plain step")
     plain_parts, _ = dissect.run(None, None, 0)
@@ -124,13 +128,21 @@ def measure_head_cost(
             "draft_lengths": list(draft_lengths),
             "num_slots": num_slots,
             "num_steps": num_steps,
-            "max_new_tokens": max_new_tokens,
-            "cache_length": measured["settings"]["cache_length"],
+            "max_new_tokens": benchmark["settings"]["max_new_tokens"],
+            "cache_length": benchmark["settings"]["cache_length"],
         },
         "warnings": [],
         "heads": list(heads.values()),
         "steps": steps,
     }
+
+
+def _greedy_rows(benchmark: Mapping[str, Any], wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Any]:
+    rows = {(row["system"], row["draft_length"]): row for row in benchmark["results"] if row["temperature"] == 0}
+    missing = [f"{system} at L={length}" for system, length in wanted if (system, length) not in rows]
+    if missing:
+        raise ValueError(f"`benchmark` must hold greedy rows of all systems and lengths; it lacks {', '.join(missing)}")
+    return rows
 
 
 class _Dissector:

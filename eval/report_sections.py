@@ -188,7 +188,8 @@ def settings(inputs: ReportInputs) -> str:
         pairs.append(("chat template", f"sha256 {short(target['template_digest'])}"))
     for name, system in inputs.benchmark.get("systems", {}).items():
         digest = f", sha256 {short(system['digest'])}" if system["digest"] else ""
-        pairs.append((f"drafter {name}", f"{charts.number(system['num_params'])} numbers{digest}"))
+        size = f"{charts.number(system['num_params'])} numbers" if system["num_params"] else "no parameters"
+        pairs.append((f"drafter {name}", size + digest))
     source = inputs.benchmark or inputs.head_cost or inputs.run
     for name, version in (source.get("versions") or {}).items():
         pairs.append((name, str(version)))

@@ -153,7 +153,6 @@ def test_case_e4_failed_and_empty_answers_are_counted_and_never_negative(
         chat_target,
         {"table": systems["table"]},
         questions,
-        num_slots=2,
         **SIZES,
     )
     assert result["counts"] == {"conversations": 2, "turns": 3, "asked_turns": 2, "failed_turns": 1}
@@ -233,10 +232,16 @@ def test_slots_are_the_same_for_plain_and_speculative(chat_target: Any, systems:
         sizes.append(num_slots)
         return real(*args, num_slots=num_slots, **fields)
 
+    def stop(*args: Any, num_slots: int, **fields: Any) -> Any:
+        sizes.append(num_slots)
+        raise KeyboardInterrupt
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark_lib, "Engine", engine)
-        run_benchmark(chat_target, systems, QUESTIONS[:2], num_slots=2, **SIZES)
-    assert sizes == [2, 2, 2]
+        patch.setattr(benchmark_lib, "measure", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_benchmark(chat_target, systems, QUESTIONS[:2], num_slots=2, **SIZES)
+    assert sizes == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,17 @@ def test_result_is_json_and_a_table(result: dict[str, Any], capsys: pytest.Captu
     assert "slim" in out
 
 
+def test_a_benchmark_must_hold_what_is_compared(chat_target: Any) -> None:
+    with pytest.raises(ValueError, match="it lacks plain at L=0, slim at L=2"):
+        measure_head_cost(
+            chat_target,
+            {"slim": (None, None)},
+            [Question("a", "chat", ("hello",))],
+            draft_lengths=(2,),
+            benchmark={"results": [{"system": "slim", "draft_length": 2, "temperature": 1.0}]},
+        )
+
+
 def test_steps_must_be_timed_at_least_once(chat_target: Any) -> None:
     with pytest.raises(ValueError, match="`num_steps` must be at least 1"):
         measure_head_cost(chat_target, {}, [Question("a", "chat", ("hello",))], num_steps=0)

@@ -84,7 +84,7 @@ HEAD_COST: dict[str, Any] = {
             "draft_length": 1,
             "label": "slim L=1",
             "parts": {"target forward": 0.03, "draft head": 0.001, "host": 0.001},
-            "predicted_speed_up": 1.17,
+            "relative_step": 1.2,
         }
     ],
 }
@@ -127,7 +127,7 @@ def test_whole_report_shows_every_part(run_dir: pathlib.Path) -> None:
     # The best *trained* system is the headline, prompt lookup stands beside it.
     assert "<b>1.15x</b>" in page
     assert "9 of 9" in page
-    assert "predicted 1.17" in page
+    assert "predicted 1.167" in page
     assert "To know" not in page
     for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         ElementTree.fromstring(svg)
