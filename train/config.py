@@ -1,7 +1,7 @@
 """The settings of a training run: one frozen dataclass, checked on construction.
 
-The defaults are the embedded SmolLM2 recipe. Sizes that decide how long a run takes come from a preset
-(`--budget`); a value given by name wins over the preset.
+Sizes that decide how long a run takes come from a preset (`--budget`); a value given by name wins over the preset.
+A command without a flagfile starts from the embedded recipe, `smollm2.flags`.
 """
 
 from __future__ import annotations
@@ -408,6 +408,8 @@ def _check_together(config: TrainConfig) -> None:
     if config.coordinator is not None:
         if len(given) != 3:
             raise ValueError(f"`--coordinator`, `--num_processes` and `--process_id` must come together; got {given}")
+        if not config.mesh:
+            raise ValueError("`--coordinator` must come with `--mesh`, which says what the processes share; got none")
         host, _, port = config.coordinator.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"`--coordinator` must be HOST:PORT; got {config.coordinator!r}")

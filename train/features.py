@@ -16,10 +16,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import ml_dtypes
 import numpy as np
-from specjax.checkpoints.target import Target
 from tqdm import tqdm
 
 from eval.files import read_json, write_json
+from specjax.checkpoints.target import Target
+from train import mesh as mesh_lib
 from train.data import Rows
 from train.target_features import packed_features
 
@@ -204,7 +205,7 @@ def hidden_covariance(source: FeatureSource, rows: Rows, *, max_rows: int, rows_
     for start in range(0, len(chosen), rows_at_once):
         wanted = chosen[start : start + rows_at_once]
         padded = np.resize(wanted, rows_at_once)
-        hidden = np.asarray(source.read(padded)[1])[: len(wanted)]
+        hidden = mesh_lib.fetch(source.read(padded)[1])[: len(wanted)]
         states = hidden[rows.loss_mask[wanted]].astype(np.float64)
         total = total + states.T @ states
         count += len(states)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGED_FOLDER = Path(__file__).resolve().parent
+COMMAND_LINE = "the command line"
 _DIRECTIVE = re.compile(r"--?flagfile(=(?P<path>.*))?$", re.DOTALL)
 _TRAILING_COMMENT = re.compile(r"\s(#|//)")
 
@@ -51,14 +52,14 @@ def expand_flagfiles(arguments: Sequence[str]) -> list[Argument]:
         text = rest.pop(0)
         directive = _DIRECTIVE.match(text)
         if directive is None:
-            expanded.append(Argument(text, "the command line"))
+            expanded.append(Argument(text, COMMAND_LINE))
             continue
         path = directive["path"]
         if path is None:
             if not rest:
                 raise ValueError("`--flagfile` must be followed by a path; got nothing (the command line)")
             path = rest.pop(0)
-        expanded.extend(_read(path, origin="the command line", stack=()))
+        expanded.extend(_read(path, origin=COMMAND_LINE, stack=()))
     return expanded
 
 

@@ -11,7 +11,9 @@ from typing import Any
 from absl import flags
 
 from train.config import BUDGETS, TrainConfig, idle_settings
-from train.flagfile import expand_flagfiles, origin_of
+from train.flagfile import COMMAND_LINE, PACKAGED_FOLDER, Argument, expand_flagfiles, origin_of
+
+EMBEDDED_DEFAULT = PACKAGED_FOLDER / "smollm2.flags"
 
 _DEFINE = {"str": flags.DEFINE_string, "int": flags.DEFINE_integer, "float": flags.DEFINE_float}
 
@@ -31,7 +33,10 @@ def define_flags(flag_values: flags.FlagValues) -> None:
 
 
 def parse_command_line(arguments: Sequence[str]) -> TrainConfig:
-    """Reads a command line.
+    """Reads a command line; one that names no flagfile starts from the embedded SmolLM2 recipe.
+
+    A flag that can have no effect is refused, with one exception: what a flagfile says may be made idle by
+    the command line (`--flagfile=smollm2.flags --head=full`), and is then left out.
 
     Args:
         arguments: the arguments after the program's name.
@@ -45,6 +50,24 @@ def parse_command_line(arguments: Sequence[str]) -> TrainConfig:
         SystemExit: after `--help`.
     """
     expanded = expand_flagfiles(arguments)
+    if not any(re.match(r"--?flagfile(=|$)", argument) for argument in arguments):
+        expanded = [*expand_flagfiles([f"--flagfile={EMBEDDED_DEFAULT}"]), *expanded]
+    given = _given(expanded)
+    config = _create(given, expanded)
+    idle = {name: reason for name, reason in idle_settings(config).items() if name in given}
+    if not idle:
+        return config
+    from_files = [argument for argument in expanded if argument.origin != COMMAND_LINE]
+    idle_in_files = _idle_in(from_files)
+    for name, reason in idle.items():
+        origin = origin_of(expanded, name)
+        if origin == COMMAND_LINE or name in idle_in_files:
+            raise ValueError(f"`--{name}` has no effect {reason}; got {given[name]!r}{_place(origin)}")
+    return _create({name: value for name, value in given.items() if name not in idle}, expanded)
+
+
+def _given(expanded: Sequence[Argument]) -> dict[str, Any]:
+    """The flags that are written somewhere, with their values; stops after `--help`."""
     flag_values = flags.FlagValues()
     define_flags(flag_values)
     if any(re.fullmatch(r"--?help(full|short)?|-h|-\?", argument.text) for argument in expanded):
@@ -63,17 +86,23 @@ def parse_command_line(arguments: Sequence[str]) -> TrainConfig:
     if rest:
         place = next((argument.origin for argument in stray if argument.text == rest[0]), "")
         raise ValueError(f"arguments must be flags (--name=value); got {rest[0]!r}{_place(place)}")
-    given = {name: flag_values[name].value for name in flag_values if flag_values[name].present}
+    return {name: flag_values[name].value for name in flag_values if flag_values[name].present}
+
+
+def _create(given: dict[str, Any], expanded: Sequence[Argument]) -> TrainConfig:
     try:
-        config = TrainConfig.create(**given)
+        return TrainConfig.create(**given)
     except ValueError as error:
         named = re.match(r"`--(\w+)", str(error))
         raise ValueError(f"{error}{_place(origin_of(expanded, named[1]) if named else '')}") from None
-    for name, reason in idle_settings(config).items():
-        if name in given:
-            place = _place(origin_of(expanded, name))
-            raise ValueError(f"`--{name}` has no effect {reason}; got {given[name]!r}{place}")
-    return config
+
+
+def _idle_in(arguments: Sequence[Argument]) -> dict[str, str]:
+    """Settings that are idle among these arguments alone; none if they make no valid run without the others."""
+    try:
+        return idle_settings(TrainConfig.create(**_given(arguments)))
+    except ValueError:
+        return {}
 
 
 def flags_text(config: TrainConfig) -> str:
@@ -109,10 +138,10 @@ def _help(flag_values: flags.FlagValues) -> str:
 
 
 def _place(origin: str) -> str:
-    return f" ({origin})" if origin and origin != "the command line" else ""
+    return f" ({origin})" if origin and origin != COMMAND_LINE else ""
 
 
-def _explain(message: str, expanded: Sequence[Any]) -> str:
+def _explain(message: str, expanded: Sequence[Argument]) -> str:
     bad_value = re.match(r"flag --(\w+)=(.*?): ", message, re.DOTALL)
     if bad_value:
         name, value = bad_value.groups()

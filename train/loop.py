@@ -201,7 +201,8 @@ class _Recorder:
         learning_rate: Callable[[int], float],
     ) -> None:
         self.bad_in_a_row = bad_in_a_row
-        self._log = MetricsLog(path, last_step=start)
+        # All processes of a multi-host run count; the first one writes.
+        self._log = MetricsLog(path, last_step=start) if jax.process_index() == 0 else None
         self._settings, self._learning_rate = settings, learning_rate
         self._waiting: tuple[int, Metrics, float] | None = None
         self._clock = time.perf_counter()
@@ -220,7 +221,7 @@ class _Recorder:
         step = index + 1
         bad = bool(metrics.get("skipped", 0))
         if bad or step % self._settings.log_every == 0 or step == self._settings.train_steps:
-            self._log.append(
+            self._write(
                 {
                     "kind": "train",
                     "step": step,
@@ -238,9 +239,14 @@ class _Recorder:
             )
 
     def held_out(self, step: int, result: Mapping[str, Any]) -> str:
-        self._log.append({"kind": "held_out", "step": step, **result})
+        self._write({"kind": "held_out", "step": step, **result})
         self._clock = time.perf_counter()
         return f"held-out loss {result['loss']:.3f}, acceptance length {result['acceptance_length']:.2f}"
 
     def close(self) -> None:
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if self._log is not None:
+            self._log.append(row)

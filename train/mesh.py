@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from train.artifacts import RunError
@@ -91,7 +92,22 @@ def put(tree: Any, shardings: Any) -> Any:
     def place(leaf: Any, sharding: NamedSharding) -> jax.Array:
         if sharding.is_fully_addressable:
             return jax.device_put(leaf, sharding)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.wrap_key_data(place(jax.random.key_data(leaf), sharding), impl=jax.random.key_impl(leaf))
         value = np.asarray(leaf)
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
     return jax.tree.map(place, tree, shardings)
+
+
+def fetch(tree: Any) -> Any:
+    """Whole arrays on the host; every process of a multi-host run must call this."""
+    if jax.process_count() > 1:
+        tree = multihost_utils.process_allgather(tree, tiled=True)
+    return jax.device_get(tree)
+
+
+def wait_for_all(name: str) -> None:
+    """Lets the processes of a multi-host run meet; nothing for a single process."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(name)

@@ -15,6 +15,7 @@ from eval.provenance import describe_target
 from specjax.checkpoints.eagle import export_drafter
 from specjax.checkpoints.target import Target, load_target
 from specjax.drafters.eagle3_layer import Eagle3Config, Params
+from train import mesh as mesh_lib
 from train.artifacts import lock_directory, open_run_directory, update_record
 from train.config import TrainConfig
 from train.evaluation import evaluate
@@ -46,16 +47,18 @@ def run(config: TrainConfig, argv: Sequence[str]) -> Path:
             for folder in {run_dir.resolve(), data_dir.resolve()}:
                 stack.enter_context(lock_directory(folder))
             open_run_directory(config, argv)
+        mesh_lib.wait_for_all("run directory")
         target, drafter = _load(config, run_dir, record=first_process)
         rows, held_out = prepare_rows(config, target, run_dir, data_dir)
         trainer = Trainer(config, target, drafter, rows, held_out, data_dir)
         with stage("training") as done:
             state = trainer.train(run_dir)
-            done(f"{config.train_steps} steps, {int(state.num_skipped)} skipped")
+            num_skipped, params = mesh_lib.fetch((state.num_skipped, state.params))
+            done(f"{config.train_steps} steps, {num_skipped} skipped")
         if not first_process:
             return run_dir
         with stage("export") as done:
-            done(str(_export(config, target, drafter, state.params, run_dir)))
+            done(str(_export(config, target, drafter, params, run_dir)))
         if config.evaluate:
             with stage("evaluation") as done:
                 done(evaluate(config, target, run_dir))
@@ -66,7 +69,7 @@ def run(config: TrainConfig, argv: Sequence[str]) -> Path:
 
 def _load(config: TrainConfig, run_dir: Path, *, record: bool) -> tuple[Target, Eagle3Config]:
     # A template that shows the date must show the same one when a run goes on after midnight.
-    started = read_json(run_dir / "run.json")["starts"][0]["time"][:10] if record else None
+    started = read_json(run_dir / "run.json")["starts"][0]["time"][:10]
     with stage("target") as done:
         target = load_target(
             config.target, dtype=config.target_dtype, cache_dir=config.cache_dir, date=config.template_date or started
@@ -86,6 +89,6 @@ def _export(config: TrainConfig, target: Target, drafter: Eagle3Config, params: 
     temporary = run_dir / ".export.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     metadata = {"training": config.identity(), "draft_length": max(config.draft_length_list)}
-    export_drafter(temporary, drafter, jax.device_get(params), describe_target(target), metadata)
+    export_drafter(temporary, drafter, params, describe_target(target), metadata)
     temporary.rename(folder)
     return folder

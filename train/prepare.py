@@ -10,6 +10,7 @@ import jax
 from eval import files
 from specjax.checkpoints.target import Target
 from train import conversations as conversations_lib
+from train import mesh as mesh_lib
 from train.answers import AnswerLimits, answer_conversations
 from train.artifacts import RunError
 from train.config import TrainConfig
@@ -63,7 +64,7 @@ def feature_source(
     if config.features == "online":
         return OnlineFeatures(target, rows, layers, place)
     if jax.process_index() > 0:
-        _wait_for_first_process(title)
+        mesh_lib.wait_for_all(title)
     with stage(title) as done:
         cache = cache_features(
             data_dir / "features",
@@ -77,7 +78,7 @@ def feature_source(
         )
         done(f"{rows.num_rows} rows in {cache.folder}")
     if jax.process_index() == 0:
-        _wait_for_first_process(title)
+        mesh_lib.wait_for_all(title)
     return cache
 
 
@@ -101,7 +102,7 @@ def _examples(
         done(summary)
     limits = AnswerLimits(config.max_answer_tokens, config.batch_length, config.answer_slots)
     if jax.process_index() > 0:
-        _wait_for_first_process("answers")
+        mesh_lib.wait_for_all("answers")
     with stage("answers") as done:
         path = data_dir / "data" / "answers.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +113,7 @@ def _examples(
             files.write_json(run_dir / "data" / "manifest.json", manifest)
         done(f"{manifest['num_answer_tokens']} tokens in {manifest['num_turns']} answers")
     if jax.process_index() == 0:
-        _wait_for_first_process("answers")
+        mesh_lib.wait_for_all("answers")
     train, held_out = conversations_lib.answer_examples(file, plan, target, supervise=config.supervise)
     if not train or not held_out:
         reasons = manifest["finish_reasons"]
@@ -121,11 +122,3 @@ def _examples(
             "check `--batch_length` against the length of the prompts"
         )
     return train, held_out
-
-
-def _wait_for_first_process(name: str) -> None:
-    """Lets the first process of a multi-host run write a cache that the others then read from the shared disk."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(name)

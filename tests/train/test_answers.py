@@ -100,7 +100,9 @@ def test_a_killed_run_generates_only_what_is_missing(
 
 def test_a_complete_file_needs_no_engine(target: Target, straight: bytes, tmp_path: Path) -> None:
     answer(target, tmp_path)
-    answer(target, tmp_path, make_engine=None)
+    engine = counting()
+    answer(target, tmp_path, make_engine=engine)
+    assert engine.asked == []
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["complete"]
     assert manifest["num_turns"] == 8

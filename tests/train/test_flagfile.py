@@ -103,6 +103,19 @@ def test_the_embedded_default_is_the_smollm2_file(folder: Path) -> None:
     assert parse_command_line(["--flagfile=smollm2.flags"]) == parse_command_line([])
 
 
+def test_other_flags_start_from_the_embedded_default_too(folder: Path) -> None:
+    assert parse_command_line(["--seed=5"]) == parse_command_line(["--flagfile=smollm2.flags", "--seed=5"])
+
+
+def test_the_command_line_may_make_a_line_of_a_file_idle(folder: Path) -> None:
+    (folder / "my.flags").write_text("--head=low_rank\n--rank=7\n")
+    config = parse_command_line(["--flagfile=my.flags", "--head=full"])
+    assert (config.head, config.rank) == ("full", None)
+    assert parse(folder, flags_text(config)) == config
+    with pytest.raises(ValueError, match=r"`--rank` has no effect with `--head=full`; got 8$"):
+        parse_command_line(["--flagfile=my.flags", "--head=full", "--rank=8"])
+
+
 def test_the_llama_file_is_the_published_recipe() -> None:
     config = parse_command_line(["--flagfile=llama8b.flags"])
     assert (config.optimizer, config.learning_rate, config.schedule) == ("adamw", 4e-4, "cosine")
