@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from eval.files import read_json, write_json
 from specjax.checkpoints.target import Target
 from train import mesh as mesh_lib
+from train.artifacts import RunError
 from train.data import Rows
 from train.target_features import packed_features
 
@@ -95,9 +97,24 @@ class FeatureCache:
         if not path.exists() or path.stat().st_size != size:
             # A missing or cut file makes the manifest worthless: start over.
             self._manifest.unlink(missing_ok=True)
-            with open(path, "wb") as file:
-                file.truncate(size)
+            _reserve(path, size)
         return np.memmap(path, dtype=self._dtype, mode="r+", shape=shape)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Makes a file of zeros with all its blocks: a full disk is an error now, and not a crash while writing later."""
+    try:
+        with open(path, "wb") as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise RunError(
+            f"features need {size} bytes in {path.parent}: {error.strerror}; free some, give another `--data_dir` "
+            "or use `--features=online`"
+        ) from error
 
 
 class OnlineFeatures:

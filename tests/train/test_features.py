@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from specjax.checkpoints.target import Target
 
+from specjax.checkpoints.target import Target
 from specjax.models import ForwardOutput, KVCache, forward
 from train import features as features_lib
+from train.artifacts import RunError
 from train.data import Example, Rows, make_rows
 from train.features import FeatureCache, OnlineFeatures, cache_features, hidden_covariance
 
@@ -155,6 +156,16 @@ def test_case_t14_a_cut_feature_file_is_not_called_complete(tmp_path: Path) -> N
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size - 4)
     assert FeatureCache(tmp_path, {"k": 1}, (2, 4), (6, 2), "float32").rows_done == 0
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(features_lib.os, "posix_fallocate", no_space)
+    with pytest.raises(RunError, match=r"features need 192 bytes in .*: No space left on device; .*--data_dir"):
+        FeatureCache(tmp_path, {"k": 1}, (2, 4), (6, 2), "float32")
+    assert not list(tmp_path.rglob("*.bin"))
 
 
 def test_covariance_is_the_second_moment_at_supervised_tokens(target: Target) -> None:
