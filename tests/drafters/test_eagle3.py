@@ -217,7 +217,7 @@ def test_every_law_is_that_of_its_own_path(config, params, tree):
     lengths = np.array([9, 5, 1])
     state = prefill(drafter, params, tokens, features, lengths, tree)
     proposal = run_propose(drafter, params, state, tokens[np.arange(3), lengths], tree, soft_laws, number=7)
-    for row, length in enumerate(lengths):
+    for row, length in enumerate(lengths.tolist()):
         reference = Eagle3Reference(config, params)
         for entry in range(length):
             state_in = reference.combine(np.asarray(features[row, entry]))
