@@ -50,7 +50,7 @@ def default_jobs() -> list[Job]:
     """The jobs of `--all`: every K and L up to 3 where it is cheap, all edge instances."""
     small, medium, large = random_instance(2, 0), random_instance(3, 0), random_instance(4, 0)
     jobs = [Job(small, length, drafts) for drafts in (1, 2, 3) for length in (1, 2, 3) if drafts * length < 9]
-    jobs += [Job(medium, length, drafts) for length, drafts in ((1, 2), (1, 3), (2, 1), (2, 2), (3, 1))]
+    jobs += [Job(medium, length, drafts) for length, drafts in ((1, 2), (1, 3), (2, 1), (2, 2))]
     jobs += [Job(large, length, drafts) for length, drafts in ((1, 2), (2, 1))]
     for vocab_size in (2, 3):
         for instance in edge_instances(vocab_size).values():
@@ -79,7 +79,7 @@ def exact_rows(verifier: Verifier, jobs: list[Job]) -> Iterator[ExactRow]:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """CIC bound and optima over all couplings, None where SciPy is missing."""
+    """CIC bound and optima over all couplings, None where they cannot be computed."""
 
     cic: float
     no_carry: float | None
@@ -100,7 +100,8 @@ class BoundTable:
                 optima = [
                     optimum(job.instance, job.draft_length, job.num_drafts, with_carry=carry) for carry in (False, True)
                 ]
-            except ImportError:
+            except (ImportError, ValueError):
+                # SciPy is missing, or the program too large.
                 optima = [None, None]
             self._known[key] = Bounds(cic, *optima)
         return self._known[key]
@@ -123,7 +124,7 @@ HEADER = (
     f"{'LP':>9}  {'LP carry':>9}  {'calls(6)':>9}"
 )
 LEGEND = (
-    "error: largest |P - target| over all sequences of N emitted tokens; accepted: expected accepted draft tokens of a\n"
-    "fresh iteration; CIC: conditional-independence bound; LP: optimum over all couplings without and with carry-over;\n"
-    "calls(6): expected target calls for 6 tokens"
+    "error: largest |P - target| over all sequences of N emitted tokens; accepted: expected accepted draft tokens\n"
+    "of a fresh iteration; CIC: conditional-independence bound; LP: optimum over all couplings without and with\n"
+    "carry-over; calls(6): expected target calls for 6 tokens"
 )

@@ -198,6 +198,26 @@ def edge_instances(vocab_size: int = 3) -> dict[str, Instance]:
     return {name: Instance(f"{name}_v{vocab_size}", vocab_size, *pair) for name, pair in laws.items()}
 
 
+def padded_vocabulary(instance: Instance, vocab_size: int) -> Instance:
+    """The same laws over a larger vocabulary whose new tokens have probability zero.
+
+    Raises:
+        ValueError: if `vocab_size` is below the instance's.
+    """
+    if vocab_size < instance.vocab_size:
+        raise ValueError(f"`vocab_size` must be at least {instance.vocab_size}; got {vocab_size}")
+
+    def pad(law: Law) -> Law:
+        def padded(prefix: Prefix) -> np.ndarray:
+            # Prefixes with new tokens never occur; any law does.
+            known = tuple(token if token < instance.vocab_size else 0 for token in prefix)
+            return np.pad(law(known), (0, vocab_size - instance.vocab_size))
+
+        return _cached(padded)
+
+    return Instance(instance.name, vocab_size, pad(instance.target), pad(instance.draft))
+
+
 def all_prefixes(vocab_size: int, length: int) -> list[Prefix]:
     """All prefixes of at most `length` tokens, shortest first."""
     return [prefix for n in range(length + 1) for prefix in itertools.product(range(vocab_size), repeat=n)]

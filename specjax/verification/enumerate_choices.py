@@ -16,7 +16,8 @@ from specjax.verification.base import ChoiceRule, prescribed
 from specjax.verification.emissions import Emission, EmissionTable
 from specjax.verification.enumerate_drafts import LawTables, all_drafts, rule_laws
 
-_DRAFTS_AT_ONCE = 2048
+_BATCH_SIZES = (64, 512, 2048)
+_DRAFTS_AT_ONCE = _BATCH_SIZES[-1]
 
 
 @functools.cache
@@ -63,7 +64,7 @@ def choice_iteration(
         part = slice(start, start + _DRAFTS_AT_ONCE)
         count = len(drafts.probability[part])
         # A few sizes only, so that few programs are compiled.
-        size = 1 << (count - 1).bit_length()
+        size = next(size for size in _BATCH_SIZES if size >= count)
         pad = [(0, size - count)]
         stop, next_log_law, log_prob, carries = _decide_all(rule, tree)(
             np.pad(drafts.tokens[part], [*pad, (0, 0)]),

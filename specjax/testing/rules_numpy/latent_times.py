@@ -128,9 +128,9 @@ def stop_by_second_time(drafted: Drafted, chains: np.ndarray, noise: TreeNoise) 
         nodes = [0, *chain.tolist()][: drafted.max_depth + 1]
         z = [1.0]
         for parent, child in itertools.pairwise(nodes):
-            z.append(z[-1] * drafted.ratio(parent, drafted.tokens[child]))
+            z.append(z[-1] * drafted.ratio(parent, int(drafted.tokens[child])))
         n = [0.0] * len(nodes)
-        n[-1] = noise.leaf[nodes[-1]] * z[-1]
+        n[-1] = float(noise.leaf[nodes[-1]]) * z[-1]
         for i in range(len(nodes) - 1, 0, -1):
             if n[i] < z[i - 1]:
                 n[i - 1] = n[i]
