@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from specjax.drafters.eagle3_layer import Eagle3Config, Params, head_input
 from specjax.heads import get_head
@@ -47,6 +47,8 @@ class StepConfig:
         loss_rows: entries of each row that the loss reads, chosen anew in every step as random windows; rounded up to
             whole windows. 0 is all entries.
         chunk_rows: entries whose logits exist at the same time, about; at least one window of each row.
+        measured_chunks: chunks of a training step, chosen at random, in which acceptance and top-1 agreement are
+            measured; 0 is all. The loss always covers everything.
         accumulation_steps: parts that a batch is computed in, one after the other.
         compute_dtype: dtype of products; parameters and their updates stay in their own dtype.
         rematerialise: compute the layer's activations again in the backward pass instead of keeping them.
@@ -60,6 +62,7 @@ class StepConfig:
     window: int = 16
     loss_rows: int = 0
     chunk_rows: int = 128
+    measured_chunks: int = 1
     accumulation_steps: int = 1
     compute_dtype: str = "float32"
     rematerialise: bool = False
@@ -68,8 +71,9 @@ class StepConfig:
         for field in ("num_steps", "window", "chunk_rows", "accumulation_steps"):
             if getattr(self, field) < 1:
                 raise ValueError(f"`{field}` must be at least 1; got {getattr(self, field)}")
-        if self.loss_rows < 0:
-            raise ValueError(f"`loss_rows` must be at least 0; got {self.loss_rows}")
+        for field in ("loss_rows", "measured_chunks"):
+            if getattr(self, field) < 0:
+                raise ValueError(f"`{field}` must be at least 0; got {getattr(self, field)}")
         if not 0 < self.step_decay <= 1:
             raise ValueError(f"`step_decay` must be in (0, 1]; got {self.step_decay}")
         if self.compute_dtype not in ("float32", "bfloat16"):
@@ -131,10 +135,12 @@ def make_train_step(
     """
 
     def step(state: TrainState, frozen: Frozen, batch: Batch) -> tuple[TrainState, Metrics]:
-        rng_key = jax.random.fold_in(state.rng_key, state.step)
-        windows, mask = _choose_windows(rng_key, step_config, batch)
-        sums, gradients = _gradients(config, step_config, state.params, frozen, batch, windows, mask)
-        metrics = _metrics(step_config, sums, mask)
+        window_key, measure_key = jax.random.split(jax.random.fold_in(state.rng_key, state.step))
+        windows, mask = _choose_windows(window_key, step_config, batch)
+        chunks = _num_chunks(step_config, windows.shape[1], batch.tokens.shape[0] // step_config.accumulation_steps)
+        measured = _choose_measured(measure_key, step_config, chunks)
+        sums, gradients = _gradients(config, step_config, state.params, frozen, batch, windows, mask, measured)
+        metrics = _metrics(step_config, sums, mask, measured)
         grad_norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
 
@@ -170,7 +176,7 @@ def make_eval_step(config: Eagle3Config, step_config: StepConfig) -> Callable[[P
         windows, mask = _choose_windows(None, step_config, batch)
         weights = mask.astype(jnp.float32)
         _, statistics = _weighted_loss(params, config, step_config, frozen, batch, windows, weights)
-        return _metrics(step_config, _masked_sums(statistics, weights), mask)
+        return _metrics(step_config, _masked_sums(statistics, weights), mask, jnp.ones(1, bool))
 
     return jax.jit(evaluate)
 
@@ -197,6 +203,7 @@ def _gradients(
     batch: Batch,
     windows: Array,
     mask: Array,
+    measured: Array,
 ) -> tuple[PairStatistics, Params]:
     """Masked sums of all statistics, [S], and the gradient of the loss, over all parts of the batch."""
     weights = mask.astype(jnp.float32) * _pair_weights(step_config, mask)[:, None, None, None]
@@ -204,7 +211,9 @@ def _gradients(
     def part_gradients(part: tuple[Batch, Array, Array, Array]) -> tuple[PairStatistics, Params]:
         part_batch, part_windows, part_weights, part_mask = part
         gradient_of = jax.grad(_weighted_loss, has_aux=True)
-        gradients, statistics = gradient_of(params, config, step_config, frozen, part_batch, part_windows, part_weights)
+        gradients, statistics = gradient_of(
+            params, config, step_config, frozen, part_batch, part_windows, part_weights, measured
+        )
         return _masked_sums(statistics, part_mask.astype(jnp.float32)), gradients
 
     # The step axis of weights and mask goes last, so that rows lead everywhere.
@@ -240,8 +249,9 @@ def _weighted_loss(
     batch: Batch,
     windows: Int[Array, "batch windows"],
     weights: Float[Array, "steps batch windows window"],
+    measured: Bool[Array, "chunks"] | None = None,
 ) -> tuple[Float[Array, ""], PairStatistics]:
-    """Weighted sum of the divergences, and the statistics of all pairs, [S, B, W, window]."""
+    """Weighted sum of the divergences, and the statistics of all pairs, [S, B, W, window]; None measures all chunks."""
     dtype = jnp.dtype(step_config.compute_dtype)
     num_steps, batch_size, num_windows, window = weights.shape
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
@@ -264,12 +274,13 @@ def _weighted_loss(
     target_states = target_states.reshape(batch_size, num_windows, window + num_steps - 1, -1)
     # Padded ids have no probability under either law, so their columns are left out of both.
     valid = slice(0, config.num_valid_tokens)
-    together = _windows_together(num_windows, batch_size * window, step_config.chunk_rows)
+    num_chunks = _num_chunks(step_config, num_windows, batch_size)
+    together = num_windows // num_chunks
 
     def chunk(x: Array, axis: int) -> Array:
         """[..., B, W, ...] with B at `axis` to [chunks, ..., B * windows of a chunk, ...]."""
         shape = x.shape
-        x = x.reshape(*shape[: axis + 1], num_windows // together, together, *shape[axis + 2 :])
+        x = x.reshape(*shape[: axis + 1], num_chunks, together, *shape[axis + 2 :])
         x = jnp.moveaxis(x, axis + 1, 0)
         return x.reshape(x.shape[0], *shape[:axis], batch_size * together, *shape[axis + 2 :])
 
@@ -279,19 +290,32 @@ def _weighted_loss(
         chunk(target_states, 0),
         frozen["lm_head"].astype(dtype)[:, valid],
         chunk(weights, 1),
+        jnp.ones(num_chunks, bool) if measured is None else measured,
     )
 
     def unchunk(x: Array) -> Array:
-        x = x.reshape(num_windows // together, num_steps, batch_size, together, window)
+        x = x.reshape(num_chunks, num_steps, batch_size, together, window)
         return jnp.moveaxis(x, 0, 2).reshape(weights.shape)
 
     return loss, jax.tree.map(unchunk, statistics)
 
 
-def _windows_together(num_windows: int, rows_of_one: int, chunk_rows: int) -> int:
-    """Windows of each row in a chunk: the largest divisor of their number that keeps to about `chunk_rows`."""
-    limit = max(1, chunk_rows // rows_of_one)
-    return max(divisor for divisor in range(1, num_windows + 1) if num_windows % divisor == 0 and divisor <= limit)
+def _num_chunks(config: StepConfig, num_windows: int, batch_size: int) -> int:
+    """Chunks of windows: as few as keep one chunk to about `chunk_rows` entries, all of the same size."""
+    limit = max(1, config.chunk_rows // (batch_size * config.window))
+    return min(
+        divisor
+        for divisor in range(1, num_windows + 1)
+        if num_windows % divisor == 0 and num_windows // divisor <= limit
+    )
+
+
+def _choose_measured(rng_key: PRNGKeyArray, config: StepConfig, num_chunks: int) -> Bool[Array, "chunks"]:
+    """Which chunks are measured."""
+    wanted = config.measured_chunks
+    if not 0 < wanted < num_chunks:
+        return jnp.ones(num_chunks, bool)
+    return jax.random.permutation(rng_key, num_chunks) < wanted
 
 
 def _pair_weights(config: StepConfig, mask: Array) -> Float[Array, "steps"]:
@@ -314,14 +338,16 @@ def _masked_sums_shape(config: StepConfig) -> PairStatistics:
     return PairStatistics(zero, zero, zero)
 
 
-def _metrics(config: StepConfig, sums: PairStatistics, mask: Array) -> Metrics:
+def _metrics(config: StepConfig, sums: PairStatistics, mask: Array, measured: Array) -> Metrics:
     counts = _counts(mask)
-    means = jax.tree.map(lambda leaf: leaf / jnp.maximum(counts, 1), sums)
+    # Windows of a chunk lie side by side; what was not measured holds zeros and is not counted.
+    seen = _counts(mask & jnp.repeat(measured, mask.shape[2] // measured.shape[0])[:, None])
+    divergence = sums.divergence / jnp.maximum(counts, 1)
     decay = jnp.float32(config.step_decay) ** jnp.arange(config.num_steps, dtype=jnp.float32)
     return {
-        "loss": jnp.sum(decay * means.divergence),
-        "loss_per_step": means.divergence,
-        "acceptance_per_step": means.acceptance,
-        "top1_per_step": means.top1,
+        "loss": jnp.sum(decay * divergence),
+        "loss_per_step": divergence,
+        "acceptance_per_step": sums.acceptance / jnp.maximum(seen, 1),
+        "top1_per_step": sums.top1 / jnp.maximum(seen, 1),
         "num_tokens": counts[0].astype(jnp.int32),
     }

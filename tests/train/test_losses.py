@@ -17,7 +17,7 @@ def log_softmax(x):
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-def dense(states, matrix, target_states, target_matrix, weights):
+def dense(states, matrix, target_states, target_matrix, weights, measured=None):
     """Loss, statistics and gradients in float64, all logits at once."""
     states, matrix, target_states, target_matrix, weights = (
         np.asarray(x).astype(np.float64) for x in (states, matrix, target_states, target_matrix, weights)
@@ -51,6 +51,7 @@ def problem(vocab_size, *, scale=1.0, dtype=jnp.float32):
         normal(CHUNKS, WINDOWS, WINDOW + STEPS - 1, WIDTH),
         normal(WIDTH, vocab_size),
         weights,
+        jnp.ones(CHUNKS, bool),
     )
 
 
@@ -84,6 +85,18 @@ def test_the_value_without_gradients_is_the_same():
     np.testing.assert_allclose(statistics.divergence, expected_statistics.divergence, atol=1e-6)
 
 
+def test_chunks_that_are_not_measured_still_count_in_the_loss():
+    *arguments, everything = problem(300)
+    measured = everything.at[1].set(False)
+    (loss, statistics), gradients = value_and_gradients((*arguments, measured))
+    (expected_loss, expected), expected_gradients = value_and_gradients((*arguments, everything))
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(statistics.acceptance[1], 0)
+    np.testing.assert_allclose(statistics.acceptance[2], expected.acceptance[2], rtol=1e-6)
+
+
 def test_gradients_scale_with_what_follows():
     arguments = problem(20)
     scaled = jax.grad(lambda matrix: 3 * weighted_forward_kl(arguments[0], matrix, *arguments[2:])[0])(arguments[1])
@@ -92,10 +105,10 @@ def test_gradients_scale_with_what_follows():
 
 
 def test_equal_laws_have_no_divergence_and_no_gradient():
-    states, matrix, _, _, weights = problem(300)
+    states, matrix, _, _, weights, measured = problem(300)
     same = jnp.broadcast_to(states[:, :1, :, :1], states.shape)
     target = jnp.broadcast_to(same[:, 0, :, :1], (CHUNKS, WINDOWS, WINDOW + STEPS - 1, INNER))
-    (loss, statistics), gradients = value_and_gradients((same, matrix, target, matrix, weights))
+    (loss, statistics), gradients = value_and_gradients((same, matrix, target, matrix, weights, measured))
     np.testing.assert_allclose(loss, 0, atol=1e-4)
     np.testing.assert_allclose(statistics.acceptance, 1, atol=1e-5)
     np.testing.assert_array_equal(statistics.top1, 1)
@@ -104,16 +117,16 @@ def test_equal_laws_have_no_divergence_and_no_gradient():
 
 
 def test_case_t5_no_weight_gives_no_loss_and_no_gradient():
-    *arrays, weights = problem(300)
-    (loss, _), gradients = value_and_gradients((*arrays, jnp.zeros_like(weights)))
+    *arrays, weights, measured = problem(300)
+    (loss, _), gradients = value_and_gradients((*arrays, jnp.zeros_like(weights), measured))
     assert float(loss) == 0
     assert all(np.all(np.asarray(gradient) == 0) for gradient in gradients)
 
 
 def test_extreme_logits_stay_finite():
-    states, matrix, target_states, target_matrix, weights = problem(300)
+    states, matrix, target_states, target_matrix, weights, measured = problem(300)
     (loss, statistics), gradients = value_and_gradients(
-        (states * jnp.float32(100), matrix, target_states * jnp.float32(100), target_matrix, weights)
+        (states * jnp.float32(100), matrix, target_states * jnp.float32(100), target_matrix, weights, measured)
     )
     expected, _, _ = dense(states * jnp.float32(100), matrix, target_states * jnp.float32(100), target_matrix, weights)
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
@@ -144,7 +157,7 @@ def test_memory_does_not_grow_with_the_number_of_chunks():
                 (WIDTH, 4096),
                 (chunks, STEPS, WINDOWS, WINDOW),
             )
-        ]
+        ] + [jax.ShapeDtypeStruct((chunks,), bool)]
         gradient = jax.grad(lambda *arguments: weighted_forward_kl(*arguments)[0], argnums=(0, 1))
         return jax.jit(gradient).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 

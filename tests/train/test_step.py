@@ -33,8 +33,8 @@ TARGET = ModelConfig(
     vocab_size=40, hidden_size=8, intermediate_size=16, num_layers=5, num_heads=4, num_kv_heads=2, head_dim=4
 )
 LENGTH, STEPS = 21, 2
-STEP = StepConfig(num_steps=STEPS, window=4, chunk_rows=8)
-CHOSEN = StepConfig(num_steps=STEPS, window=4, chunk_rows=8, loss_rows=8)
+STEP = StepConfig(num_steps=STEPS, window=4, chunk_rows=8, measured_chunks=0)
+CHOSEN = StepConfig(num_steps=STEPS, window=4, chunk_rows=8, loss_rows=8, measured_chunks=0)
 OPTIMIZER = OptimizerConfig(learning_rate=3e-3, warmup_steps=0, total_steps=200)
 
 
@@ -194,6 +194,23 @@ def test_chunks_change_no_result():
         step_config = StepConfig(num_steps=STEPS, window=window, chunk_rows=rows)
         for name, value in make_eval_step(config, step_config)(params, frozen, batch).items():
             np.testing.assert_allclose(value, metrics[name], rtol=1e-4, err_msg=name)
+
+
+def test_acceptance_of_a_sampled_chunk_averages_to_that_of_all():
+    config, params, frozen = make_drafter()
+    batch = make_batch().replace(loss_mask=jnp.ones((4, LENGTH), bool))
+    step = compiled_step(config, dataclasses.replace(STEP, measured_chunks=1))
+    everything = make_eval_step(config, STEP)(params, frozen, batch)
+    sampled = []
+    for number in range(60):
+        state = dataclasses.replace(new_state(params), step=jnp.asarray(number, jnp.int32))
+        _, metrics = step(state, frozen, batch)
+        np.testing.assert_allclose(metrics["loss"], everything["loss"], rtol=1e-5)
+        sampled.append(float(metrics["acceptance_per_step"][0]))
+    spread = np.std(sampled) / np.sqrt(len(sampled))
+    assert spread > 0
+    # The last chunk has fewer supervised entries, so the plain mean over chunks is near the pooled one, not equal.
+    assert abs(np.mean(sampled) - float(everything["acceptance_per_step"][0])) < 6 * spread
 
 
 def test_random_windows_average_to_the_whole_batch():
