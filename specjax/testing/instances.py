@@ -31,12 +31,21 @@ class Instance:
         vocab_size: number of tokens, V.
         target: law of the next token after a prefix, float64 [V].
         draft: the same for the draft.
+        block_draft: the draft's law after (committed tokens, drafted tokens) where it depends on what is committed, as
+            for drafters that read the target's features; None means `draft` of all tokens.
     """
 
     name: str
     vocab_size: int
     target: Law
     draft: Law
+    block_draft: Callable[[Prefix, Prefix], np.ndarray] | None = None
+
+    def drafted(self, committed: Prefix, drafted: Prefix) -> np.ndarray:
+        """The draft's law after `drafted` in a block that starts after `committed`, [V]."""
+        if self.block_draft is not None:
+            return self.block_draft(committed, drafted)
+        return self.draft((*committed, *drafted))
 
     def target_joint(self, length: int) -> dict[Prefix, float]:
         """Probability of each sequence of `length` tokens under the target."""

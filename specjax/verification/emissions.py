@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specjax.testing.instances import Prefix
@@ -49,11 +50,12 @@ class EmissionTable:
         Args:
             codes: code of the accepted prefix (see `LawTables`), [T, C].
             mass: probability of draft, choice and next token, [T, C, V].
-            carries: the carry after each of them, leaves [T, C, V, ...].
+            carries: the carry after each of them, leaves [T or more, C, V, ...].
         """
         draft, choice, token = np.nonzero(mass)
         weight = mass[draft, choice, token]
         leaves, structure = jax.tree.flatten(carries)
+        leaves = [np.asarray(leaf)[: len(mass)] for leaf in leaves]
         chosen = [leaf[draft, choice, token].reshape(len(weight), -1) for leaf in leaves]
         keys = np.column_stack([codes[draft, choice], token, *(np.round(leaf, _CARRY_DECIMALS) for leaf in chosen)])
         # Infinities and NaN of a carry compare as bytes; adding 0 makes the two zeros one.
@@ -73,7 +75,12 @@ class EmissionTable:
     def emissions(self) -> list[Emission]:
         """The distinct emissions."""
         return [
-            Emission(decode_prefix(code, self._vocab_size), token, mass, jax.tree.unflatten(self._structure, leaves))
+            Emission(
+                decode_prefix(code, self._vocab_size),
+                token,
+                mass,
+                jax.tree.unflatten(self._structure, [jnp.asarray(leaf) for leaf in leaves]),
+            )
             for mass, (code, token, leaves) in self._sums.values()
         ]
 

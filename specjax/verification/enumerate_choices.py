@@ -75,7 +75,6 @@ def choice_iteration(
         )
         weight = np.exp(np.asarray(log_prob)[:count]) * drafts.probability[part][:, None]
         mass = weight[..., None] * np.exp(np.asarray(next_log_law)[:count])
-        kept = jax.tree.map(lambda leaf: np.asarray(leaf)[:count], carries)  # noqa: B023
         codes = np.take_along_axis(drafts.codes[part], np.asarray(stop)[:count], axis=1)
-        table.add(codes, mass, kept)
+        table.add(codes, mass, carries)
     return table.emissions()

@@ -34,7 +34,7 @@ class LawTables:
             prefixes += level
         target = np.stack([instance.target((*context, *prefix)) for prefix in prefixes])
         inner = [prefix if len(prefix) < max_depth or max_depth == 0 else () for prefix in prefixes]
-        return cls(target, np.stack([instance.draft((*context, *prefix)) for prefix in inner]))
+        return cls(target, np.stack([instance.drafted(context, prefix) for prefix in inner]))
 
 
 @dataclasses.dataclass(frozen=True)

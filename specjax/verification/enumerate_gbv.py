@@ -84,7 +84,7 @@ def gbv_iteration(
             taken.add(code)
             weight[row, position] = max(stop[code], 0.0)
     table = EmissionTable(instance.vocab_size)
-    table.add(codes, weight[..., None] * np.exp(np.asarray(next_log_laws)), jax.tree.map(np.asarray, carries))
+    table.add(codes, weight[..., None] * np.exp(np.asarray(next_log_laws)), carries)
     return table.emissions()
 
 

@@ -155,7 +155,7 @@ def propagate_times(
         membership_time = jnp.where(overflows, jnp.log(node_gaps.uniform), log_time[winner])
         new_log_time = jnp.where(is_membership, membership_time, minimum_log_time(log_score[winner], num_children))
         for node, curve in curves.items():
-            of_node = np.asarray(tree.children[node])
+            of_node = np.asarray(tree.children[node], np.int32)
             scores = curve.scores(tokens[of_node], log_time[of_node])
             best = jnp.argmin(scores)
             time = curve.node_time(tokens[of_node][best], scores[best])

@@ -73,7 +73,7 @@ def stop_by_latent_times(drafted: Drafted, noise: TreeNoise, uncapped: bool = Fa
             return _uncapped(drafted, noise, node, below)
         results = []
         for child, (time, stop, token) in zip(children, below, strict=True):
-            score = drafted.ratio(node, drafted.tokens[child]) * time
+            score = drafted.ratio(node, int(drafted.tokens[child])) * time
             if score >= 1:
                 token = int(noise.child_token[child])
                 ratio = drafted.ratio(node, token)
@@ -93,7 +93,8 @@ def _uncapped(
     p, q = drafted.draft[node], drafted.target[node]
     count = len(children)
     scores = [
-        drafted.ratio(node, drafted.tokens[child]) * time for child, (time, _, _) in zip(children, below, strict=True)
+        drafted.ratio(node, int(drafted.tokens[child])) * time
+        for child, (time, _, _) in zip(children, below, strict=True)
     ]
     best = int(np.argmin(scores))
     time = uncapped_time(p, q, count, scores[best])
