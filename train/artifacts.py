@@ -20,6 +20,9 @@ from eval.provenance import describe_run
 from train.config import TrainConfig, differing_flags
 from train.flags import flags_text
 
+_RESULTS = ("data", "features", "checkpoints", "export", "metrics.jsonl")
+_OURS = ("flags.txt", "run.json", "error.txt")
+
 
 class RunError(RuntimeError):
     """A run cannot go on, for a reason that one line explains to its user."""
@@ -60,16 +63,15 @@ def open_run_directory(config: TrainConfig, argv: Sequence[str]) -> Path:
         raise RunError(f"`--run_dir` must be a directory; {run_dir} is a file")
     record_path = run_dir / "run.json"
     start = start_record(argv)
-    if record_path.exists():
+    # A run that stopped before it made anything (a wrong flag, say) does not hold the directory.
+    if record_path.exists() and any((run_dir / name).exists() for name in _RESULTS):
         record = read_json(record_path)
         check_same_run(config, record, run_dir)
         if not config.resume:
             raise RunError(f"`--noresume` needs an empty `--run_dir`; {run_dir} already holds this run")
         record["starts"].append(start)
     else:
-        if run_dir.exists() and any(
-            p.name not in (".lock", "flags.txt") and not p.name.startswith(".") for p in run_dir.iterdir()
-        ):
+        if run_dir.exists() and any(p.name not in _OURS and not p.name.startswith(".") for p in run_dir.iterdir()):
             raise RunError(f"`--run_dir` must be empty or hold an earlier run; {run_dir} holds other files")
         record = {
             **start,
@@ -95,7 +97,7 @@ def check_same_run(config: TrainConfig, record: Mapping[str, Any], run_dir: Path
     if differing:
         raise RunError(
             f"`--run_dir` {run_dir} belongs to a run of another configuration: {', '.join(differing)}; "
-            "choose another `--run_dir` or give the same flags"
+            f"give the same flags or another `--run_dir` (`--data_dir={run_dir}` shares its answers and features)"
         )
 
 

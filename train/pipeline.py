@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from eval import report
 from eval.files import read_json
@@ -16,7 +17,7 @@ from specjax.checkpoints.eagle import export_drafter
 from specjax.checkpoints.target import Target, load_target
 from specjax.drafters.eagle3_layer import Eagle3Config, Params
 from train import mesh as mesh_lib
-from train.artifacts import lock_directory, open_run_directory, update_record
+from train.artifacts import RunError, lock_directory, open_run_directory, update_record
 from train.config import TrainConfig
 from train.evaluation import evaluate
 from train.plan import drafter_config
@@ -42,6 +43,7 @@ def run(config: TrainConfig, argv: Sequence[str]) -> Path:
     """
     run_dir, data_dir = Path(config.run_dir), Path(config.data_dir or config.run_dir)
     first_process = jax.process_index() == 0
+    _check_before_work(config)
     with contextlib.ExitStack() as stack:
         if first_process:
             for folder in {run_dir.resolve(), data_dir.resolve()}:
@@ -67,6 +69,14 @@ def run(config: TrainConfig, argv: Sequence[str]) -> Path:
     return run_dir
 
 
+def _check_before_work(config: TrainConfig) -> None:
+    """Finds what would stop the run only after its answers are generated."""
+    if config.mesh:
+        mesh_lib.make_mesh(config.mesh_axes)
+    if config.text is not None and not Path(config.text).is_file():
+        raise RunError(f"`--text` must be a readable file; {config.text}: No such file")
+
+
 def _load(config: TrainConfig, run_dir: Path, *, record: bool) -> tuple[Target, Eagle3Config]:
     # A template that shows the date must show the same one when a run goes on after midnight.
     started = read_json(run_dir / "run.json")["starts"][0]["time"][:10]
@@ -89,6 +99,6 @@ def _export(config: TrainConfig, target: Target, drafter: Eagle3Config, params: 
     temporary = run_dir / ".export.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     metadata = {"training": config.identity(), "draft_length": max(config.draft_length_list)}
-    export_drafter(temporary, drafter, params, describe_target(target), metadata)
+    export_drafter(temporary, drafter, jax.tree.map(jnp.asarray, params), describe_target(target), metadata)
     temporary.rename(folder)
     return folder

@@ -17,7 +17,16 @@ from train.flags import parse_command_line
 
 @pytest.fixture
 def config(tmp_path: Path) -> TrainConfig:
+    """Settings of a run in an empty directory."""
+    (tmp_path / "run").mkdir()
     return TrainConfig.create(run_dir=str(tmp_path / "run"), train_steps=9)
+
+
+def open_and_work(config: TrainConfig, argv: list[str]) -> Path:
+    """Opens the directory and leaves a result in it."""
+    run_dir = open_run_directory(config, argv)
+    (run_dir / "metrics.jsonl").touch()
+    return run_dir
 
 
 def test_the_record_says_what_ran(config: TrainConfig) -> None:
@@ -35,14 +44,14 @@ def test_the_record_says_what_ran(config: TrainConfig) -> None:
 
 
 def test_every_start_is_recorded_and_the_first_kept(config: TrainConfig) -> None:
-    open_run_directory(config, ["first"])
+    open_and_work(config, ["first"])
     record = json.loads((open_run_directory(config, ["second"]) / "run.json").read_text())
     assert record["command"] == ["first"]
     assert [start["command"] for start in record["starts"]] == [["first"], ["second"]]
 
 
 def test_a_directory_of_another_configuration_is_refused_by_flag(config: TrainConfig) -> None:
-    run_dir = open_run_directory(config, [])
+    run_dir = open_and_work(config, [])
     before = (run_dir / "run.json").read_bytes()
     other = dataclasses.replace(config, learning_rate=0.5, rank=8)
     with pytest.raises(
@@ -53,13 +62,22 @@ def test_a_directory_of_another_configuration_is_refused_by_flag(config: TrainCo
     assert (run_dir / "run.json").read_bytes() == before
 
 
-def test_what_does_not_change_the_result_may_differ(config: TrainConfig) -> None:
+def test_a_run_that_made_nothing_does_not_hold_its_directory(config: TrainConfig) -> None:
     open_run_directory(config, [])
+    (Path(config.run_dir) / "error.txt").write_text("a wrong flag")
+    other = dataclasses.replace(config, learning_rate=0.5)
+    record = json.loads((open_run_directory(other, []) / "run.json").read_text())
+    assert record["config"]["learning_rate"] == 0.5
+    assert len(record["starts"]) == 1
+
+
+def test_what_does_not_change_the_result_may_differ(config: TrainConfig) -> None:
+    open_and_work(config, [])
     open_run_directory(dataclasses.replace(config, progress=False, keep_checkpoints=7, eval_prompts=1), [])
 
 
 def test_a_flag_that_an_earlier_version_did_not_know_counts_as_its_default(config: TrainConfig) -> None:
-    run_dir = open_run_directory(config, [])
+    run_dir = open_and_work(config, [])
     record = json.loads((run_dir / "run.json").read_text())
     del record["config"]["answer_dtype"]
     (run_dir / "run.json").write_text(json.dumps(record))
@@ -70,14 +88,13 @@ def test_a_flag_that_an_earlier_version_did_not_know_counts_as_its_default(confi
 
 def test_noresume_wants_an_empty_directory(config: TrainConfig) -> None:
     fresh = dataclasses.replace(config, resume=False)
-    open_run_directory(fresh, [])
+    open_and_work(fresh, [])
     with pytest.raises(RunError, match="already holds this run"):
         open_run_directory(fresh, [])
 
 
 def test_other_peoples_files_are_left_alone(config: TrainConfig) -> None:
     folder = Path(config.run_dir)
-    folder.mkdir()
     (folder / "thesis.tex").write_text("x")
     with pytest.raises(RunError, match="holds other files"):
         open_run_directory(config, [])
@@ -106,7 +123,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_named(config: TrainConfig) -> None:
-    run_dir = open_run_directory(config, [])
+    run_dir = open_and_work(config, [])
     (run_dir / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run\.json"):
         open_run_directory(config, [])
