@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specjax.types import NO_NODE, Proposal
+from specjax.types import DRAW_WITHOUT_REPLACEMENT, NO_NODE, Proposal
 from specjax.verification.base import Choose, Outcome
 from specjax.verification.trees import depth_table, draft_row
 
@@ -28,6 +28,7 @@ class Candidates:
         tokens: their tokens, [W].
         active: which of the W places hold a candidate, [W].
         new_group: place starts the children of another node than the place before, [W].
+        distinct: the place was drawn without replacement among the children of its node, [W].
         target_log_law: the target's law after the prefix, [V].
         draft_log_law: the law the candidates were drawn from, [V].
     """
@@ -35,6 +36,7 @@ class Candidates:
     tokens: Int[Array, " width"]
     active: Bool[Array, " width"]
     new_group: Bool[Array, " width"]
+    distinct: Bool[Array, " width"]
     target_log_law: Float[Array, " vocab"]
     draft_log_law: Float[Array, " vocab"]
 
@@ -80,13 +82,15 @@ def walk_active_sets(
     parents = np.asarray(tree.parent)[levels]
     new_group = np.ones_like(levels, bool)
     new_group[:, 1:] = parents[:, 1:] != parents[:, :-1]
+    distinct = np.asarray([draw == DRAW_WITHOUT_REPLACEMENT for draw in tree.draws])[parents]
     width = levels.shape[1]
 
-    def step(walk: _Walk, level: tuple[Array, Array, Array, Array]) -> tuple[_Walk, None]:
-        depth, nodes, parent, starts = level
+    def step(walk: _Walk, level: tuple[Array, ...]) -> tuple[_Walk, None]:
+        depth, nodes, parent, starts, is_distinct = level
         present = (nodes != NO_NODE) & walk.active[parent] & (depth < proposal.max_depth) & ~walk.stopped
         tokens = proposal.tokens[nodes]
-        law = step_law(Candidates(tokens, present, starts, target_log_laws[walk.node], draft_row(proposal, walk.node)))
+        target_row, draft_log_law = target_log_laws[walk.node], draft_row(proposal, walk.node)
+        law = step_law(Candidates(tokens, present, starts, is_distinct, target_row, draft_log_law))
         nothing_left = ~jnp.any(present)
         reject = jnp.arange(width + 1, dtype=jnp.int32) == width
         log_choice_law = jnp.where(nothing_left, jnp.where(reject, 0, -jnp.inf), law.log_choice_law)
@@ -114,5 +118,6 @@ def walk_active_sets(
     if tree.num_nodes == 1:
         return Outcome(start.node, start.next_log_law, start.log_prob)
     depths = jnp.arange(tree.max_depth, dtype=jnp.int32)
-    end, _ = jax.lax.scan(step, start, (depths, jnp.asarray(levels), jnp.asarray(parents), jnp.asarray(new_group)))
+    tables = tuple(jnp.asarray(table) for table in (levels, parents, new_group, distinct))
+    end, _ = jax.lax.scan(step, start, (depths, *tables))
     return Outcome(end.node, end.next_log_law, end.log_prob)

@@ -29,14 +29,8 @@ class RecursiveRejectionRule(ChoiceRule):
     """One choice a depth: the accepted candidate, or none."""
 
     def check_tree(self, tree: DraftTree) -> None:
-        """Accepts siblings drawn i.i.d. or without replacement, the same way at all nodes of a depth."""
+        """Accepts siblings drawn i.i.d. or without replacement."""
         check_draws(tree, "recursive_rejection", (DRAW_IID, DRAW_WITHOUT_REPLACEMENT), "multi_draft_block")
-        for depth in range(tree.max_depth):
-            if len(_draws_at(tree, depth)) > 1:
-                raise ValueError(
-                    f"`draws` must be one kind among the branching nodes of depth {depth} for `verifier` "
-                    f"'recursive_rejection'; got {sorted(_draws_at(tree, depth))}"
-                )
 
     def choice_sizes(self, tree: DraftTree) -> tuple[int, ...]:
         """The accepted place at each depth."""
@@ -44,41 +38,35 @@ class RecursiveRejectionRule(ChoiceRule):
 
     def decide(self, choose: Choose, proposal: Proposal, target_log_laws: Array, carry: Any) -> Outcome:
         """Walks down the tree, drawing the accepted candidate at each depth."""
-        tree = proposal.tree
-        distinct = any(DRAW_WITHOUT_REPLACEMENT in _draws_at(tree, depth) for depth in range(tree.max_depth))
+        some_distinct = DRAW_WITHOUT_REPLACEMENT in proposal.tree.draws
         return walk_active_sets(
-            choose, proposal, target_log_laws, lambda candidates: _recursive_rejection_step(candidates, distinct)
+            choose, proposal, target_log_laws, lambda candidates: _recursive_rejection_step(candidates, some_distinct)
         )
 
 
-def _draws_at(tree: DraftTree, depth: int) -> set[str]:
-    branching = (node for node in tree.internal if tree.depth[node] == depth and len(tree.children[node]) > 1)
-    return {tree.draws[node] for node in branching}
-
-
-def _recursive_rejection_step(candidates: Candidates, distinct: bool) -> StepLaw:
-    """Law of the accepted place and residual law; `distinct` says that siblings were drawn without replacement."""
+def _recursive_rejection_step(candidates: Candidates, some_distinct: bool) -> StepLaw:
+    """Law of the accepted place and residual law; `some_distinct` says that the tree has distinct siblings at all."""
     target = jnp.exp(candidates.target_log_law)
     draft = jnp.exp(candidates.draft_log_law)
 
-    def step(state: tuple[Array, Array], place: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], Array]:
+    def step(state: tuple[Array, Array], place: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         residual, remaining = state
-        token, active, new_group = place
+        token, active, new_group, distinct = place
         remaining = jnp.where(new_group, draft, remaining)
         accept = jnp.minimum(residual[token] / jnp.maximum(remaining[token], jnp.finfo(draft.dtype).tiny), 1)
         after = jnp.maximum(residual - remaining, 0)
         mass = jnp.sum(after)
         after = jnp.where(mass > 0, after / jnp.where(mass > 0, mass, 1), residual)
-        if distinct:
+        if some_distinct:
             without = remaining.at[token].set(0)
             left = jnp.sum(without)
             next_remaining = jnp.where(left > 0, without / jnp.where(left > 0, left, 1), remaining)
-            remaining = jnp.where(active, next_remaining, remaining)
+            remaining = jnp.where(active & distinct, next_remaining, remaining)
         residual = jnp.where(active, after, residual)
         return (residual, remaining), jnp.where(active, accept, 0)
 
     (residual, _), accept = jax.lax.scan(
-        step, (target, draft), (candidates.tokens, candidates.active, candidates.new_group)
+        step, (target, draft), (candidates.tokens, candidates.active, candidates.new_group, candidates.distinct)
     )
     return StepLaw(first_accepted_log_law(accept), jnp.log(residual))
 

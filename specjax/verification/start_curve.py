@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Scores of tokens with larger ratios are drawn on a shorter range, with the selection probability corrected for it.
+# With delays, scores of tokens with larger ratios are drawn on a shorter range, and A_c corrected for it.
 LARGEST_RATIO = 64.0
 
 
@@ -107,7 +107,9 @@ def start_curve(
     draft, target = jnp.exp(log_draft_law), jnp.exp(log_target_law)
     log_ratio = jnp.where(possible, log_draft_law - jnp.where(possible, log_target_law, 0), jnp.inf)
     full_ratio = jnp.exp(log_ratio)
-    ratio = jnp.where(possible, jnp.minimum(full_ratio, LARGEST_RATIO), jnp.inf)
+    # Without delays only scores below 1 matter, so long ranges do no harm.
+    longest = jnp.inf if delay is None else LARGEST_RATIO
+    ratio = jnp.where(possible, jnp.minimum(full_ratio, longest), jnp.inf)
     gain = jnp.where(possible & (full_ratio > ratio), full_ratio / jnp.where(possible, ratio, 1), 1)
     delays = jnp.zeros_like(target) if delay is None else delay.astype(dtype)
 
