@@ -34,8 +34,10 @@ def drafted_log_ratio(
 
 
 def log_one_minus_exp(log_prob: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """log(1 - exp(x)) for x <= 0, exact at both ends: 0 at -inf, -inf at 0; positive x count as 0."""
-    return jnp.log(-jnp.expm1(jnp.minimum(log_prob, 0)))
+    """log(1 - exp(x)) for x <= 0, accurate at both ends: 0 at -inf, -inf at 0; positive x count as 0."""
+    log_prob = jnp.minimum(log_prob, 0)
+    # Each form loses all digits where the other is good; the border is where exp(x) is a half.
+    return jnp.where(log_prob > -np.log(2).item(), jnp.log(-jnp.expm1(log_prob)), jnp.log1p(-jnp.exp(log_prob)))
 
 
 def log_positive_part(
