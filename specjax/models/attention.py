@@ -21,15 +21,16 @@ def visibility_mask(
     start: Int[Array, "batch"],
     num_queries: int,
     num_slots: int,
-    tree_mask: Bool[Array, "time time"] | Bool[np.ndarray, "time time"] | None = None,
+    tree_mask: Bool[Array, "time block"] | Bool[np.ndarray, "time block"] | None = None,
 ) -> Bool[Array, "batch time slots"]:
     """Which cache slots each query of a packed block sees.
 
     Args:
         start: first slot of each row's block = number of committed tokens before it, [B].
-        num_queries: T, queries in the block.
+        num_queries: T, queries.
         num_slots: S, slots in the cache.
-        tree_mask: entry (t, j) says that query t sees block slot j, [T, T]; None is causal.
+        tree_mask: entry (t, j) says that query t sees block slot j, [T, N] for a block of N slots, of which the
+            queries may be a part; None is causal.
 
     Returns:
         Mask [B, T, S]: slots before `start`, and the block slots that `tree_mask` allows.

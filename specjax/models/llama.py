@@ -99,8 +99,9 @@ def forward(
     cache: KVCache,
     start: Int[Array, "batch"],
     *,
-    tree_mask: Bool[Array, "time time"] | Bool[np.ndarray, "time time"] | None = None,
+    tree_mask: Bool[Array, "time block"] | Bool[np.ndarray, "time block"] | None = None,
     depth: Int[Array, "time"] | Int[np.ndarray, "time"] | tuple[int, ...] | None = None,
+    block_offset: Int[Array, ""] | int = 0,
     feature_layers: tuple[int, ...] = (),
 ) -> ForwardOutput:
     """Runs a block of tokens against the cache: prefill, decoding and packed verification alike.
@@ -110,6 +111,10 @@ def forward(
     Slots past a row's real length may hold anything: `start` alone says what is committed, so a
     right-padded prefill needs no mask.
 
+    A block may also be run in parts, as a drafter does that learns the tokens of a depth only after the depth before:
+    the queries of a part go to the slots from `start + block_offset` on, and `tree_mask` [T, N] says which of the
+    block's N slots, earlier parts among them, each query sees.
+
     Args:
         params: parameters in the tree of `parameter_shapes`.
         config: the model's configuration, static.
@@ -117,18 +122,21 @@ def forward(
         cache: keys and values, S slots a row.
         start: number of committed tokens in each row's cache, [B]; the caller guarantees
             `start + T <= S`.
-        tree_mask: ancestor mask of a packed tree, [T, T]; None is causal.
+        tree_mask: ancestor mask of a packed tree, [T, T], or [T, N] of a part; None is causal.
         depth: depth of each query below `start`, [T]; None is 0 to T - 1.
+        block_offset: place of the first query in its block, []; other than 0 it needs `tree_mask`.
         feature_layers: layers (0-based) whose outputs are returned, in this order.
 
     Returns:
         Final hidden states, features and the updated cache.
 
     Raises:
-        ValueError: if the block does not fit into the cache, a feature layer does not exist, or
-            `tree_mask` comes without `depth`.
+        ValueError: if the block does not fit into the cache, a feature layer does not exist,
+            `tree_mask` comes without `depth` or `block_offset` without `tree_mask`.
     """
-    _check_arguments(config, tokens, cache, tree_mask is None, depth is None, feature_layers)
+    is_whole = isinstance(block_offset, int) and block_offset == 0
+    _check_arguments(config, tokens, cache, tree_mask is None, depth is None, is_whole, feature_layers)
+    first_slot = start if is_whole else start + jnp.asarray(block_offset, start.dtype)
     num_queries = tokens.shape[1]
     offsets = np.arange(num_queries) if depth is None else depth
     positions = start[:, None] + jnp.asarray(offsets, start.dtype)[None, :]
@@ -143,8 +151,8 @@ def forward(
         queries = split_heads(linear(normed, layer["q_proj"], layer.get("q_bias")), config.num_heads)
         new_keys = split_heads(linear(normed, layer["k_proj"], layer.get("k_bias")), config.num_kv_heads)
         new_values = split_heads(linear(normed, layer["v_proj"], layer.get("v_bias")), config.num_kv_heads)
-        keys = update_cache(cache.keys[index], rotate(new_keys, cos, sin), start)
-        values = update_cache(cache.values[index], new_values, start)
+        keys = update_cache(cache.keys[index], rotate(new_keys, cos, sin), first_slot)
+        values = update_cache(cache.values[index], new_values, first_slot)
         mixed = attend(rotate(queries, cos, sin), keys, values, mask)
         x = x + linear(mixed, layer["o_proj"], layer.get("o_bias"))
         normed = rms_norm(x, layer["post_attention_norm"], config.rms_norm_eps)
@@ -194,6 +202,7 @@ def _check_arguments(
     cache: KVCache,
     causal: bool,
     default_depth: bool,
+    is_whole: bool,
     feature_layers: tuple[int, ...],
 ) -> None:
     if tokens.shape[0] != cache.batch:
@@ -204,6 +213,8 @@ def _check_arguments(
         raise ValueError(f"the cache must have {config.num_layers} layers; got {len(cache.keys)}")
     if not causal and default_depth:
         raise ValueError("`tree_mask` must come with `depth`, the depth of each query; got none")
+    if causal and not is_whole:
+        raise ValueError("`block_offset` must come with `tree_mask`, what each query sees of the block; got none")
     for layer in feature_layers:
         if not 0 <= layer < config.num_layers:
             raise ValueError(f"`feature_layers` must be in [0, {config.num_layers}); got {layer}")

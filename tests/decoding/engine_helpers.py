@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decoding import Engine, Request, SamplingParams
+from specjax.drafters.language_model import LanguageModelDrafter
 from specjax.drafters.ngram import NgramDrafter
 from specjax.models import KVCache, compute_logits, forward
-from specjax.testing.language_model_drafter import LanguageModelDrafter
 from specjax.testing.tiny_models import TabularDrafter, TinyTarget, tiny_config, tiny_target
 
 VOCAB = 13

@@ -25,9 +25,9 @@ from engine_helpers import (
 
 from specjax.decoding import Engine, SamplingParams
 from specjax.decoding.scheduler import RunningRequest
+from specjax.drafters.language_model import LanguageModelDrafter
 from specjax.metrics import summarise
 from specjax.models import compute_logits, forward
-from specjax.testing.language_model_drafter import LanguageModelDrafter
 from specjax.testing.tiny_models import TabularDrafter, tiny_target
 from specjax.testing.tiny_tokenizer import pieces_tokenizer
 

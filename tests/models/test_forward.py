@@ -203,6 +203,23 @@ def test_packed_tree_equals_its_chains_run_apart(params: Any, name: str) -> None
             assert_close(packed.features[row, path], alone.features[0, start : text.size])
 
 
+def test_a_tree_run_depth_by_depth_equals_the_packed_tree(params: Any) -> None:
+    tree = TREES["three chains"]
+    starts = np.asarray([4, 7, 6], np.int32)
+    nodes = tokens_of(8, 3, tree.num_nodes)
+    cache = run(params, tokens_of(7, 3, 8)).cache
+    packed = run(params, nodes, cache, starts, tree_mask=tree.ancestor_mask, depth=tree.depth)
+    for part in (slice(0, 1), slice(1, 4), slice(4, 7)):
+        options = {"tree_mask": tree.ancestor_mask[part], "depth": tree.depth[part]}
+        offset = jnp.int32(part.start)
+        output = run(params, nodes[:, part], cache, starts, block_offset=offset, **options)
+        cache = output.cache
+        assert_close(output.hidden, packed.hidden[:, part])
+    for row, start in enumerate(starts):
+        end = start + tree.num_nodes
+        assert_close(cache.values[1][row, :, :end], packed.cache.values[1][row, :, :end])
+
+
 @pytest.mark.parametrize("name", sorted(TREES))
 def test_committed_path_equals_a_fresh_prefill(params: Any, name: str) -> None:
     tree = TREES[name]

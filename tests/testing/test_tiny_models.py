@@ -9,8 +9,7 @@ import pytest
 
 from specjax.decoding.laws import LawParams, to_log_laws
 from specjax.drafters.base import Drafter
-from specjax.testing.language_model_drafter import LanguageModelDrafter
-from specjax.testing.tiny_models import TabularDrafter, exact_joint_law, tiny_config, tiny_target
+from specjax.testing.tiny_models import TabularDrafter, exact_joint_law, tiny_target
 from specjax.types import DraftTree
 
 LAWS = LawParams(
@@ -80,9 +79,3 @@ def test_tabular_drafts_come_from_the_laws_that_they_declare(greedy, num_drafts)
     if num_drafts > 1 and not greedy:
         first = tokens[:, list(tree.children[0])]
         assert (first[:, 0] != first[:, 1]).any()
-
-
-def test_drafters_refuse_trees_that_they_cannot_draft():
-    branching = DraftTree((-1, 0, 0, 1, 1))
-    with pytest.raises(ValueError, match="`num_drafts` must be 1"):
-        LanguageModelDrafter(tiny_config()).init_state(1, 16, branching)
