@@ -8,6 +8,8 @@ active. The suffixes of drafts that share a prefix are still independent, so eve
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import flax.struct
 import jax
@@ -47,11 +49,11 @@ class StepLaw:
 
     Attributes:
         log_choice_law: log-probability of accepting each place, then of rejecting all, [W+1].
-        residual_log_law: normalised law of the next token when all are rejected, [V].
+        rejection: what the rule needs to give the residual law when all are rejected; a pytree.
     """
 
     log_choice_law: Float[Array, " choices"]
-    residual_log_law: Float[Array, " vocab"]
+    rejection: Any
 
 
 @flax.struct.dataclass
@@ -59,12 +61,18 @@ class _Walk:
     active: Bool[Array, " nodes"]
     node: Int[Array, ""]
     stopped: Bool[Array, ""]
-    next_log_law: Float[Array, " vocab"]
+    rejected: Bool[Array, ""]
+    rejection: Any
     log_prob: Float[Array, ""]
 
 
 def walk_active_sets(
-    choose: Choose, proposal: Proposal, target_log_laws: Array, step_law: Callable[[Candidates], StepLaw]
+    choose: Choose,
+    proposal: Proposal,
+    target_log_laws: Array,
+    step_law: Callable[[Candidates], StepLaw],
+    residual_log_law: Callable[[Any, Array, Array], Array],
+    no_rejection: Any,
 ) -> Outcome:
     """Goes down the tree until all candidates are rejected or none is left.
 
@@ -73,6 +81,9 @@ def walk_active_sets(
         proposal: any tree with i.i.d. siblings (or others that `step_law` knows).
         target_log_laws: [N+1, V].
         step_law: the one-step rule.
+        residual_log_law: the normalised law of the next token when all are rejected, [V], from the step's `rejection`
+            and the log laws of target and draft there; asked for once, since the row is long.
+        no_rejection: any `rejection`, to start with.
 
     Returns:
         The outcome; the stop node is the first active node, in order, at the last emitted prefix.
@@ -89,8 +100,8 @@ def walk_active_sets(
         depth, nodes, parent, starts, is_distinct = level
         present = (nodes != NO_NODE) & walk.active[parent] & (depth < proposal.max_depth) & ~walk.stopped
         tokens = proposal.tokens[nodes]
-        target_row, draft_log_law = target_log_laws[walk.node], draft_row(proposal, walk.node)
-        law = step_law(Candidates(tokens, present, starts, is_distinct, target_row, draft_log_law))
+        rows = target_log_laws[walk.node], draft_row(proposal, walk.node)
+        law = step_law(Candidates(tokens, present, starts, is_distinct, *rows))
         nothing_left = ~jnp.any(present)
         reject = jnp.arange(width + 1, dtype=jnp.int32) == width
         log_choice_law = jnp.where(nothing_left, jnp.where(reject, 0, -jnp.inf), law.log_choice_law)
@@ -101,23 +112,31 @@ def walk_active_sets(
         places = jnp.where(follows, nodes, tree.num_nodes)
         active = jnp.zeros_like(walk.active).at[places].set(True, mode="drop")
         node = jnp.where(jnp.any(follows), jnp.min(places), walk.node)
-        rejected = ~accepted & ~nothing_left
-        next_log_law = jnp.where(
-            accepted, target_log_laws[node], jnp.where(rejected, law.residual_log_law, walk.next_log_law)
+        rejects_all = ~accepted & ~nothing_left
+        rejection = jax.tree.map(partial(jnp.where, rejects_all), law.rejection, walk.rejection)
+        walk = _Walk(
+            active=active,
+            node=node,
+            stopped=walk.stopped | ~accepted,
+            rejected=walk.rejected | rejects_all,
+            rejection=rejection,
+            log_prob=walk.log_prob + log_prob,
         )
-        stopped = walk.stopped | ~accepted
-        return _Walk(active, node, stopped, next_log_law, walk.log_prob + log_prob), None
+        return walk, None
 
+    if tree.num_nodes == 1:
+        return Outcome(jnp.int32(0), target_log_laws[0], jnp.zeros((), target_log_laws.dtype))
+    depths = jnp.arange(tree.max_depth, dtype=jnp.int32)
+    tables = tuple(jnp.asarray(table) for table in (levels, parents, new_group, distinct))
     start = _Walk(
         active=jnp.arange(tree.num_nodes, dtype=jnp.int32) == 0,
         node=jnp.int32(0),
         stopped=jnp.bool_(False),
-        next_log_law=target_log_laws[0],
+        rejected=jnp.bool_(False),
+        rejection=no_rejection,
         log_prob=jnp.zeros((), target_log_laws.dtype),
     )
-    if tree.num_nodes == 1:
-        return Outcome(start.node, start.next_log_law, start.log_prob)
-    depths = jnp.arange(tree.max_depth, dtype=jnp.int32)
-    tables = tuple(jnp.asarray(table) for table in (levels, parents, new_group, distinct))
     end, _ = jax.lax.scan(step, start, (depths, *tables))
-    return Outcome(end.node, end.next_log_law, end.log_prob)
+    target_row = target_log_laws[end.node]
+    residual = residual_log_law(end.rejection, target_row, draft_row(proposal, end.node))
+    return Outcome(end.node, jnp.where(end.rejected, residual, target_row), end.log_prob)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from specjax.verification.start_curve import StartCurve, start_curve
 
@@ -25,20 +25,18 @@ def latest_start_delays(
     log_target_law: Float[Array, " vocab"],
     num_children: int,
     share: Float[Array, ""],
-) -> Float[Array, " vocab"]:
-    """Delays for the tokens of one node.
+) -> tuple[Float[Array, " bins"], Int[Array, " vocab"]]:
+    """Delays for the tokens of one node: those of a bin have one.
 
     Args:
         log_draft_law: the law that the children are drawn from, [V].
         log_target_law: the target's law, [V].
-        num_children: n; with one child delays change nothing and are zero.
+        num_children: n, at least 2; with one child delays change nothing.
         share: 1 at nodes whose children are leaves, `INNER_SHARE` at others.
 
     Returns:
-        Delays, [V].
+        Delays of bins, and the bin of each token.
     """
-    if num_children == 1:
-        return jnp.zeros_like(log_target_law)
     possible = log_target_law > -jnp.inf
     log_ratio = jnp.where(possible, log_draft_law - jnp.where(possible, log_target_law, 0), 0)
     position = (log_ratio + LARGEST_LOG_RATIO) * (NUM_BINS / (2 * LARGEST_LOG_RATIO))
@@ -53,7 +51,7 @@ def latest_start_delays(
     for _ in range(NUM_ROUNDS):
         curve = start_curve(log_draft, log_target, num_children, delay)
         delay = _latest_start(curve, share.astype(delay.dtype))
-    return delay[bins]
+    return delay, bins
 
 
 def _latest_start(curve: StartCurve, share: Array) -> Array:

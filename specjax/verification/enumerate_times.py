@@ -230,7 +230,7 @@ class NodeLaws:
                     self._select(pieces, own, others, node_time, np.asarray(curve.corners), float(limits[token]))
         accepted = pieces.law()
         overflow = 1 - sum(accepted.masses().values())
-        share = np.asarray(_accepted_shares(curve))
+        share = np.asarray(curve.share)
         masses = self.tables.target[code] * (1 - share)
         if masses.sum() > 0:
             for token in np.flatnonzero(masses).tolist():
@@ -339,7 +339,6 @@ _gap_time = jax.jit(gap_time)
 _residual_masses = jax.jit(lambda log_target, log_draft: residual_masses(log_target, log_draft, jnp.bool_(True)))
 _curve_time = jax.jit(lambda score, curve, token: curve.node_time(token, score))
 _curve_scores = jax.jit(lambda log_time, curve, token: curve.scores(token, log_time))
-_accepted_shares = jax.jit(lambda curve: curve.accepted_share(jnp.arange(curve.ratio.shape[0], dtype=jnp.int32)))
 
 
 @jax.jit

@@ -160,7 +160,7 @@ def propagate_times(
             best = jnp.argmin(scores)
             time = curve.node_time(tokens[of_node][best], scores[best])
             node_overflows = time >= 1
-            share = curve.accepted_share(node_gaps.token[node])
+            share = curve.share[node_gaps.token[node]]
             time = jnp.where(node_overflows, gap_time(share, node_gaps.uniform[node]), time)
             winner = winner.at[node].set(jnp.asarray(of_node)[best])
             overflows = overflows.at[node].set(node_overflows)

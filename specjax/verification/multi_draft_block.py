@@ -60,9 +60,8 @@ class MultiDraftBlockRule:
         if self.selection != "latest_start":
             return start_curve(log_draft, log_target, num_children)
         share = jnp.where(is_last, 1, INNER_SHARE).astype(log_target.dtype)
-        return start_curve(
-            log_draft, log_target, num_children, latest_start_delays(log_draft, log_target, num_children, share)
-        )
+        delay, group = latest_start_delays(log_draft, log_target, num_children, share)
+        return start_curve(log_draft, log_target, num_children, delay, group)
 
     def verify(self, rng_key: PRNGKeyArray, proposal: Proposal, target_log_laws: Array, carry: Any) -> Verdict:
         """See `Verifier.verify`."""
@@ -147,8 +146,7 @@ def draw_noise(
     node_token = jnp.zeros((tree.num_nodes,), jnp.int32).at[membership].set(drawn[tree.num_nodes :])
     has_gap = row_has_mass[row_table]
     for node, curve in curves.items():
-        law = target_log_laws[node]
-        masses = jnp.exp(law) * (1 - curve.accepted_share(jnp.arange(law.shape[0], dtype=jnp.int32)))
+        masses = jnp.exp(target_log_laws[node]) * (1 - curve.share)
         node_token = node_token.at[node].set(sample_masses(jax.random.fold_in(curve_key, node), masses))
         has_gap = has_gap.at[node].set(jnp.any(masses > 0))
 

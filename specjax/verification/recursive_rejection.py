@@ -40,12 +40,17 @@ class RecursiveRejectionRule(ChoiceRule):
         """Walks down the tree, drawing the accepted candidate at each depth."""
         some_distinct = DRAW_WITHOUT_REPLACEMENT in proposal.tree.draws
         return walk_active_sets(
-            choose, proposal, target_log_laws, lambda candidates: _recursive_rejection_step(candidates, some_distinct)
+            choose,
+            proposal,
+            target_log_laws,
+            lambda candidates: _recursive_rejection_step(candidates, some_distinct),
+            lambda residual, target_log_law, draft_log_law: jnp.log(residual),
+            jnp.zeros_like(target_log_laws[0]),
         )
 
 
 def _recursive_rejection_step(candidates: Candidates, some_distinct: bool) -> StepLaw:
-    """Law of the accepted place and residual law; `some_distinct` says that the tree has distinct siblings at all."""
+    """Law of the accepted place, and the residual; `some_distinct` says that the tree has distinct siblings at all."""
     target = jnp.exp(candidates.target_log_law)
     draft = jnp.exp(candidates.draft_log_law)
 
@@ -68,7 +73,7 @@ def _recursive_rejection_step(candidates: Candidates, some_distinct: bool) -> St
     (residual, _), accept = jax.lax.scan(
         step, (target, draft), (candidates.tokens, candidates.active, candidates.new_group, candidates.distinct)
     )
-    return StepLaw(first_accepted_log_law(accept), jnp.log(residual))
+    return StepLaw(first_accepted_log_law(accept), residual)
 
 
 def first_accepted_log_law(accept: Array) -> Array:

@@ -87,15 +87,27 @@ class TraversalRule(ChoiceRule):
 
 
 def _root_residuals(proposal: Proposal, root_log_law: Array, first_nodes: np.ndarray) -> tuple[Array, Array]:
-    """log w_1 of each chain [K], and the log residual law at the root after all chains are rejected [V]."""
-    root_draft = proposal.draft_log_laws[0]
+    """log w_1 of each chain [K], and the log residual law at the root after all chains are rejected [V].
 
-    def step(residual: Array, token: Array) -> tuple[Array, Array]:
-        log_weight = jnp.minimum(drafted_log_ratio(residual[token], root_draft[token]), 0)
-        return normalise_log_masses(log_positive_part(residual, root_draft), residual), log_weight
+    All residuals have one form, r_k = (q - c_k p)_+ / m_k: taking p away once more adds m_k to c_k. So a chain costs
+    one sum over the row.
+    """
+    target, draft = jnp.exp(root_log_law), jnp.exp(proposal.draft_log_laws[0])
 
-    residual, weights = jax.lax.scan(step, root_log_law, proposal.tokens[first_nodes])
-    return weights, residual
+    def step(residual: tuple[Array, Array], token: Array) -> tuple[tuple[Array, Array], Array]:
+        taken, mass = residual
+        log_left = jnp.log(jnp.maximum(target[token] - taken * draft[token], 0) / mass)
+        log_weight = jnp.minimum(drafted_log_ratio(log_left, proposal.draft_log_laws[0, token]), 0)
+        next_taken = taken + mass
+        next_mass = jnp.sum(jnp.maximum(target - next_taken * draft, 0))
+        # Without any mass left the chain cannot be rejected.
+        empty = next_mass <= 0
+        return (jnp.where(empty, taken, next_taken), jnp.where(empty, mass, next_mass)), log_weight
+
+    one = jnp.ones((), target.dtype)
+    (taken, _), weights = jax.lax.scan(step, (0 * one, one), proposal.tokens[first_nodes])
+    residual = jnp.log(jnp.maximum(target - taken * draft, 0))
+    return weights, normalise_log_masses(residual, root_log_law)
 
 
 TRAVERSAL = register(

@@ -9,6 +9,7 @@ import pytest
 
 from specjax.testing.chi_squared import assert_follows_law
 from specjax.testing.rules_numpy.latent_times import uncapped_time
+from specjax.testing.rules_numpy.token_by_token import division_rate
 from specjax.verification.block_weights import block_log_weights, last_success_log_law, residual_acceptance
 from specjax.verification.delays import latest_start_delays
 from specjax.verification.gap_draws import draw_gap_tokens
@@ -23,6 +24,8 @@ from specjax.verification.rows import (
     sample_log_law,
     sample_masses,
 )
+from specjax.verification.sorting import ascending_order
+from specjax.verification.spectr import smallest_division
 from specjax.verification.start_curve import start_curve
 
 INF = jnp.inf
@@ -109,6 +112,31 @@ def test_gap_tokens_follow_the_residual_and_draws_are_independent() -> None:
     assert_follows_law(np.bincount(tokens[:, 1], minlength=11), target[1])
 
 
+@pytest.mark.parametrize("size", [5, 1024, 5003, 70_000])
+def test_order_of_long_rows_is_that_of_a_stable_sort(size: int) -> None:
+    rng = np.random.default_rng(size)
+    wide = np.exp(rng.normal(0, 15, size)).astype(np.float32)
+    wide[rng.integers(size, size=size // 4)] = 0
+    wide[rng.integers(size, size=size // 4)] = np.inf
+    # Many equal values, the bound among them.
+    narrow = np.minimum(np.round(rng.exponential(0.5, size), 2), 1).astype(np.float32)
+    for values, largest in ((wide, np.inf), (narrow, 1.0), (narrow, np.inf)):
+        order = np.asarray(ascending_order(jnp.asarray(values), largest))
+        assert (order == np.argsort(values, kind="stable")).all()
+
+
+def test_scaling_of_acceptance_equals_bisection() -> None:
+    rng = np.random.default_rng(5)
+    for size, dtype, tolerance in ((4, np.float64, 1e-14), (37, np.float64, 1e-14), (20_000, np.float32, 1e-5)):
+        with jax.enable_x64(dtype == np.float64):
+            for count in (1, 2, 5):
+                p, q = rng.dirichlet(np.full(size, 0.5), size=2)
+                expected = division_rate(p, q, count)
+                rho, miss = smallest_division(jnp.asarray(q, dtype), jnp.asarray(p, dtype), jnp.asarray(count, dtype))
+                assert float(rho) == pytest.approx(expected, rel=tolerance)
+                assert 1 - float(miss) == pytest.approx(np.minimum(p, q / expected).sum(), rel=tolerance)
+
+
 def test_start_curve_equals_quadrature() -> None:
     rng = np.random.default_rng(3)
     with jax.enable_x64(True):
@@ -123,7 +151,7 @@ def test_start_curve_equals_quadrature() -> None:
                     uncapped_time(p, q, count, score), abs=1e-12
                 )
             # What the selection accepts never exceeds the target.
-            share = np.asarray(curve.accepted_share(jnp.arange(6, dtype=jnp.int32)))
+            share = np.asarray(curve.share)
             assert (
                 share >= 1 - (1 - np.minimum(np.divide(p, q, out=np.full(6, 9.0), where=q > 0), 1)) ** count - 1e-12
             ).all()
@@ -135,10 +163,9 @@ def test_later_starts_only_raise_what_one_step_accepts() -> None:
     with jax.enable_x64(True):
         for _ in range(5):
             p, q = (jnp.log(jnp.asarray(law)) for law in rng.dirichlet(np.ones(8), size=2))
-            tokens = jnp.arange(8, dtype=jnp.int32)
-            plain = jnp.sum(jnp.exp(q) * start_curve(p, q, 3).accepted_share(tokens))
-            delay = latest_start_delays(p, q, 3, jnp.float64(1))
-            late = jnp.sum(jnp.exp(q) * start_curve(p, q, 3, delay).accepted_share(tokens))
+            plain = jnp.sum(jnp.exp(q) * start_curve(p, q, 3).share)
+            delay, group = latest_start_delays(p, q, 3, jnp.float64(1))
+            late = jnp.sum(jnp.exp(q) * start_curve(p, q, 3, delay, group).share)
             assert float(late) >= float(plain) - 1e-9
             assert float(jnp.min(delay)) >= 0
 

@@ -61,19 +61,21 @@ def _sequence(instance: Instance, drafts: tuple[Prefix, ...], one_step: OneStep)
     return outcomes
 
 
-def _k_sequential(p: np.ndarray, q: np.ndarray, candidates: list[int]) -> tuple[dict[int, float], np.ndarray]:
-    count = len(candidates)
-
-    def shared(rho: float) -> np.ndarray:
-        return np.minimum(p, q / rho)
-
+def division_rate(p: np.ndarray, q: np.ndarray, count: int) -> float:
+    """The rho of K-SEQ by bisection, upper end."""
     low, high = 1.0, float(count)
     for _ in range(60):
         rho = (low + high) / 2
-        beta = shared(rho).sum()
+        beta = np.minimum(p, q / rho).sum()
         low, high = (low, rho) if 1 - (1 - beta) ** count <= rho * beta else (rho, high)
-    rho = high
-    beta = shared(rho).sum()
+    return high
+
+
+def _k_sequential(p: np.ndarray, q: np.ndarray, candidates: list[int]) -> tuple[dict[int, float], np.ndarray]:
+    count = len(candidates)
+    rho = division_rate(p, q, count)
+    taken = np.minimum(p, q / rho)
+    beta = taken.sum()
     accepted: dict[int, float] = {}
     reached = 1.0
     for x in candidates:
@@ -81,7 +83,7 @@ def _k_sequential(p: np.ndarray, q: np.ndarray, candidates: list[int]) -> tuple[
         accepted[x] = accepted.get(x, 0.0) + reached * accept
         reached *= 1 - accept
     scale = (1 - (1 - beta) ** count) / beta if beta > 0 else 0.0
-    return accepted, reached * _normalised(np.maximum(q - shared(rho) * scale, 0), q)
+    return accepted, reached * _normalised(np.maximum(q - taken * scale, 0), q)
 
 
 def _recursive(p: np.ndarray, q: np.ndarray, candidates: list[int]) -> tuple[dict[int, float], np.ndarray]:
