@@ -5,6 +5,7 @@
     python -m eval.verify --golden=FILE                 every number of a file, exits 1 at the first that differs
     python -m eval.verify --all --empirical=100000      chi-squared tests of the jitted rules as well
     python -m eval.verify --time                        times beside one log-softmax of the same arrays
+    python -m eval.verify --time --time_target=MODEL    and beside the model's forward of the same step
     python -m eval.verify --rule_module=my_rule --rule=my_rule
 
 Everything runs on the functions that decode. Exit status 0 means that every check passed.
@@ -16,55 +17,73 @@ import importlib
 import sys
 import time
 
+import jax
 from absl import flags
 
 from eval import verify_exact, verify_sampling, verify_timing
 from eval.command_line import run_command
 from eval.verify_golden import check_golden, describe
+from specjax.checkpoints.target import load_target
 from specjax.verification import Verifier, get_verifier, verifier_names
 
 LARGEST_LAW_ERROR = 1e-12
 
-_ALL = flags.DEFINE_bool("all", False, "Check every registered rule exactly.")
-_RULE = flags.DEFINE_multi_string("rule", [], "Check this rule exactly; may be repeated.")
-_RULE_MODULE = flags.DEFINE_multi_string("rule_module", [], "Import this module first; it registers rules of its own.")
-_GOLDEN = flags.DEFINE_string("golden", None, "Check every number of this file of exact values.")
-_EMPIRICAL = flags.DEFINE_integer("empirical", 0, "Also draw this many requests from each jitted rule.", lower_bound=0)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of --empirical.")
-_TIME = flags.DEFINE_bool("time", False, "Time the jitted rules (all of them unless --rule is given).")
-_TIME_VOCAB = flags.DEFINE_integer("time_vocab_size", 49152, "Vocabulary size of --time.", lower_bound=2)
-_TIME_DRAFTS = flags.DEFINE_integer(
-    "time_num_drafts", 4, "Drafts of --time, for rules that use several.", lower_bound=1
-)
-_TIME_LENGTH = flags.DEFINE_integer("time_draft_length", 8, "Draft length of --time.", lower_bound=1)
-_TIME_REPEATS = flags.DEFINE_integer("time_repeats", 20, "Timed calls of each rule.", lower_bound=1)
+
+def define_flags() -> None:
+    """The command's flags; only a command defines any."""
+    flags.DEFINE_bool("all", False, "Check every registered rule exactly.")
+    flags.DEFINE_multi_string("rule", [], "Check this rule exactly; may be repeated.")
+    flags.DEFINE_multi_string("rule_module", [], "Import this module first; it registers rules of its own.")
+    flags.DEFINE_string("golden", None, "Check every number of this file of exact values.")
+    flags.DEFINE_integer("empirical", 0, "Also draw this many requests from each jitted rule.", lower_bound=0)
+    flags.DEFINE_integer("seed", 0, "Seed of --empirical.")
+    flags.DEFINE_bool("time", False, "Time the jitted rules (all of them unless --rule is given).")
+    flags.DEFINE_integer("time_vocab_size", 49152, "Vocabulary size of --time.", lower_bound=2)
+    flags.DEFINE_integer("time_num_drafts", 4, "Drafts of --time, for rules that use several.", lower_bound=1)
+    flags.DEFINE_integer("time_draft_length", 8, "Draft length of --time.", lower_bound=1)
+    flags.DEFINE_integer("time_repeats", 20, "Timed calls of each rule.", lower_bound=1)
+    flags.DEFINE_string(
+        "time_target", None, "Time this model's float32 forward as well: a folder, a .gguf file or pypi:NAME==VERSION."
+    )
 
 
 def main() -> int:
     """Runs the checks that the flags ask for; returns 0 if all passed, 1 otherwise.
 
     Raises:
-        ValueError: for an unknown rule or nothing to do.
+        ValueError: for an unknown rule, nothing to do, or a flag without effect.
         ImportError: for a rule module that cannot be imported.
     """
-    for module in _RULE_MODULE.value:
+    values = flags.FLAGS
+    _check_flags(values)
+    for module in values.rule_module:
         importlib.import_module(module)
-    names = verifier_names() if _ALL.value or not _RULE.value else tuple(_RULE.value)
-    verifiers = [get_verifier(name) for name in names]
-    exact = _ALL.value or (bool(_RULE.value) and not _TIME.value)
-    if not (exact or _GOLDEN.value or _EMPIRICAL.value or _TIME.value):
-        raise ValueError("nothing to check: give --all, --rule=NAME, --golden=FILE, --empirical=N or --time")
+    verifiers = [get_verifier(name) for name in (values.rule or verifier_names())]
     passed = True
-    if _GOLDEN.value:
-        for line in describe(check_golden(_GOLDEN.value)):
+    if values.golden is not None:
+        for line in describe(check_golden(values.golden)):
             print(line)
-    if exact:
+    if values.all or (values.rule and not values.time):
         passed &= _print_exact(verifiers)
-    if _EMPIRICAL.value:
-        passed &= _print_empirical(verifiers)
-    if _TIME.value:
-        _print_times(verifiers)
+    if values.empirical:
+        passed &= _print_empirical(verifiers, values.empirical, values.seed)
+    if values.time:
+        _print_times(verifiers, values)
     return 0 if passed else 1
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+    if not (values.all or values.rule or values.golden is not None or values.empirical or values.time):
+        raise ValueError("nothing to check: give --all, --rule=NAME, --golden=FILE, --empirical=N or --time")
+    if values.all and values.rule:
+        raise ValueError("`--rule` has no effect with `--all`")
+    if values["seed"].present and not values.empirical:
+        raise ValueError("`--seed` has no effect without `--empirical`")
+    for name in ("time_vocab_size", "time_num_drafts", "time_draft_length", "time_repeats", "time_target"):
+        if values[name].present and not values.time:
+            raise ValueError(f"`--{name}` has no effect without `--time`")
+    if values.time_target is not None and values["time_vocab_size"].present:
+        raise ValueError("`--time_vocab_size` has no effect with `--time_target`: the model has its own")
 
 
 def _print_exact(verifiers: list[Verifier]) -> bool:
@@ -83,32 +102,39 @@ def _print_exact(verifiers: list[Verifier]) -> bool:
     return good
 
 
-def _print_empirical(verifiers: list[Verifier]) -> bool:
+def _print_empirical(verifiers: list[Verifier], num_runs: int, seed: int) -> bool:
     print(verify_sampling.HEADER)
     passed = True
     for verifier in verifiers:
-        for row in verify_sampling.sampling_rows(verifier, _EMPIRICAL.value, seed=_SEED.value):
+        for row in verify_sampling.sampling_rows(verifier, num_runs, seed=seed):
             passed &= row.passed
             print(verify_sampling.format_row(row), "" if row.passed else "  CONTRADICTS THE EXACT LAW", flush=True)
     print(f"a right rule fails a test with probability {verify_sampling.FALSE_ALARM:g}")
     return passed
 
 
-def _print_times(verifiers: list[Verifier]) -> None:
+def _print_times(verifiers: list[Verifier], values: flags.FlagValues) -> None:
+    target = load_target(values.time_target) if values.time_target is not None else None
+    vocab_size = values.time_vocab_size if target is None else target.config.vocab_size
     print(
-        f"V={_TIME_VOCAB.value}, L={_TIME_LENGTH.value}, one request, float32; ratio: to log_softmax of the same arrays"
+        f"V={vocab_size}, L={values.time_draft_length}, one request, float32, jax {jax.__version__}; "
+        "ratio: to log_softmax of the same arrays"
     )
-    print(verify_timing.HEADER)
+    if target is not None:
+        print(f"share: of the packed forward of the step's nodes by {target.name}")
+    print(verify_timing.HEADER + (verify_timing.FORWARD_HEADER if target is not None else ""))
     rows = verify_timing.timing_rows(
         verifiers,
-        vocab_size=_TIME_VOCAB.value,
-        draft_length=_TIME_LENGTH.value,
-        num_drafts=_TIME_DRAFTS.value,
-        repeats=_TIME_REPEATS.value,
+        vocab_size=vocab_size,
+        draft_length=values.time_draft_length,
+        num_drafts=values.time_num_drafts,
+        repeats=values.time_repeats,
+        target=target,
     )
     for row in rows:
         print(verify_timing.format_row(row), flush=True)
 
 
 if __name__ == "__main__":
+    define_flags()
     run_command(main)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import pathlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -82,40 +80,6 @@ def from_tables(
         return law
 
     return Instance(name, vocab_size, lookup(target, "target"), lookup(draft, "draft"))
-
-
-def read_golden(
-    path: str | pathlib.Path,
-) -> tuple[dict[str, Instance], list[dict], dict[str, dict[Prefix, np.ndarray]]]:
-    """Reads a file of exact values.
-
-    Args:
-        path: JSON file with `instances`, `expectations` and `first_iteration_laws`.
-
-    Returns:
-        Instances by name; the list of expectations; for each "name|Lx|Ky|verifier" the joint law of accepted prefix and
-        next token.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is not JSON or lacks a field; the message names file and field.
-    """
-    try:
-        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        instances = {
-            name: from_tables(name, entry["vocab_size"], _table(entry["target"]), _table(entry["draft"]))
-            for name, entry in content["instances"].items()
-        }
-        laws = {key: _table(entry) for key, entry in content["first_iteration_laws"].items()}
-        return instances, content["expectations"], laws
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: line {error.lineno}: not JSON ({error.msg})") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: field {error} is missing or has the wrong type") from error
-
-
-def _table(entry: Mapping[str, list[float]]) -> dict[Prefix, np.ndarray]:
-    return {tuple(map(int, key.split(","))) if key else (): np.asarray(law, np.float64) for key, law in entry.items()}
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
