@@ -20,7 +20,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
         "answers_per_prompt": 1,
         "max_answer_tokens": 128,
         "held_out_prompts": 24,
-        "train_steps": 360,
+        "train_steps": 700,
         "stage1_steps": 60,
         "warmup_steps": 20,
         "checkpoint_every": 40,
@@ -168,8 +168,8 @@ class TrainConfig:
     warm_start: bool = setting(True, "Copy the target's last layer and final norm into the drafter.")
 
     # Optimisation.
-    optimizer: str = setting("muon", "Optimiser.", choices=("adamw", "muon"))
-    learning_rate: float = setting(2e-2, "Highest learning rate.", above=0.0)
+    optimizer: str = setting("adamw", "Optimiser.", choices=("adamw", "muon"))
+    learning_rate: float = setting(3e-3, "Highest learning rate.", above=0.0)
     schedule: str = setting("cosine", "Learning rate after the warm-up.", choices=("cosine", "constant"))
     warmup_steps: int = setting(_SHORT["warmup_steps"], "Steps of linear warm-up.", at_least=0)
     final_learning_rate: float = setting(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from specjax.models.attention import matmul_precision
+
+# Products of 4 or 5 rows, the usual sizes of a verified chain, take the CPU's kernel a fifth longer than those of 6.
+_SLOW_ROWS = (4, 5)
+_FAST_ROWS = 6
 
 
 def rms_norm(x: Float[Array, "*batch width"], scale: Float[Array, "width"], eps: float) -> Float[Array, "*batch width"]:
@@ -16,18 +22,25 @@ def rms_norm(x: Float[Array, "*batch width"], scale: Float[Array, "width"], eps:
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
+def matmul(x: Float[Array, "*batch inputs"], kernel: Float[Array, "inputs outputs"]) -> Float[Array, "*batch outputs"]:
+    """`x @ kernel` in the kernel's dtype, accumulated and returned in float32."""
+    shape = x.shape[:-1]
+    rows = math.prod(shape)
+    x = x.astype(kernel.dtype)
+    padded = rows in _SLOW_ROWS
+    if padded:
+        x = jnp.pad(x.reshape(rows, -1), ((0, _FAST_ROWS - rows), (0, 0)))
+    product = jnp.matmul(x, kernel, precision=matmul_precision(kernel.dtype), preferred_element_type=jnp.float32)
+    return product[:rows].reshape(*shape, -1) if padded else product
+
+
 def linear(
     x: Float[Array, "*batch inputs"],
     kernel: Float[Array, "inputs outputs"],
     bias: Float[Array, "outputs"] | None = None,
 ) -> Float[Array, "*batch outputs"]:
     """`x @ kernel + bias` in the kernel's dtype with float32 accumulation; the result has the kernel's dtype."""
-    product = jnp.matmul(
-        x.astype(kernel.dtype),
-        kernel,
-        precision=matmul_precision(kernel.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    product = matmul(x, kernel)
     if bias is not None:
         product = product + bias.astype(jnp.float32)
     return product.astype(kernel.dtype)

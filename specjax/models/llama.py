@@ -11,10 +11,10 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from specjax.models.attention import attend, matmul_precision, update_cache, visibility_mask
+from specjax.models.attention import attend, update_cache, visibility_mask
 from specjax.models.cache import KVCache
 from specjax.models.config import ModelConfig
-from specjax.models.layers import gated_feed_forward, linear, rms_norm, split_heads
+from specjax.models.layers import gated_feed_forward, linear, matmul, rms_norm, split_heads
 from specjax.models.rope import rope_frequencies, rope_tables, rotate
 
 Params = dict[str, Any]
@@ -184,12 +184,7 @@ def compute_logits(
         Logits [..., V] float32; padded ids are -inf.
     """
     kernel = params["lm_head"]
-    logits = jnp.matmul(
-        hidden.astype(kernel.dtype),
-        kernel,
-        precision=matmul_precision(kernel.dtype),
-        preferred_element_type=jnp.float32,
-    )
+    logits = matmul(hidden, kernel)
     if config.num_valid_tokens is None or config.num_valid_tokens == config.vocab_size:
         return logits
     valid = jnp.arange(config.vocab_size) < config.num_valid_tokens
