@@ -141,27 +141,43 @@ class Verifier:
             an unspecified id, never an error.
 
         Raises:
-            ValueError: for a tree that the rule cannot use, or laws whose shapes do not fit the tree.
+            ValueError: for a tree that the rule cannot use, arrays whose shapes or dtypes do not fit it, or a carry of
+                another rule or tree.
         """
         self.check_tree(proposal.tree)
         _check_shapes(proposal, target_log_laws)
+        self._check_carry(proposal.tree, target_log_laws.shape[1], carry)
         return self.rule.verify(rng_key, proposal, target_log_laws, carry)
+
+    def _check_carry(self, tree: DraftTree, vocab_size: int, carry: Any) -> None:
+        fresh = jax.eval_shape(lambda: self.init_carry(tree, vocab_size))
+        shapes, expected = ([jnp.shape(leaf) for leaf in jax.tree.leaves(value)] for value in (carry, fresh))
+        if jax.tree.structure(carry) != jax.tree.structure(fresh) or shapes != expected:
+            raise ValueError(
+                f"`carry` must be what `init_carry` of {self.name!r} gives for this tree, leaves of shapes {expected}; "
+                f"got {type(carry).__name__} with {shapes}"
+            )
 
 
 def _check_shapes(proposal: Proposal, target_log_laws: Array) -> None:
     tree = proposal.tree
-    if target_log_laws.ndim != 2 or target_log_laws.shape[0] != tree.num_nodes:
+    if target_log_laws.ndim != 2 or target_log_laws.shape[0] != tree.num_nodes or target_log_laws.shape[1] < 1:
         raise ValueError(f"`target_log_laws` must have shape [{tree.num_nodes}, V]; got {target_log_laws.shape}")
+    if not jnp.issubdtype(target_log_laws.dtype, jnp.floating):
+        raise ValueError(f"`target_log_laws` must be log-probabilities; got dtype {target_log_laws.dtype}")
     expected = (len(tree.internal), target_log_laws.shape[1])
     if proposal.draft_log_laws.shape != expected:
         raise ValueError(f"`draft_log_laws` must have shape {expected}; got {proposal.draft_log_laws.shape}")
-    if proposal.tokens.shape != (tree.num_nodes,):
-        raise ValueError(f"`tokens` must have shape ({tree.num_nodes},); got {proposal.tokens.shape}")
     if proposal.draft_log_laws.dtype != target_log_laws.dtype:
         raise ValueError(
             f"`draft_log_laws` must have the dtype of the target's laws, {target_log_laws.dtype}; "
             f"got {proposal.draft_log_laws.dtype}"
         )
+    for name, value, shape in (("tokens", proposal.tokens, (tree.num_nodes,)), ("max_depth", proposal.max_depth, ())):
+        if jnp.shape(value) != shape:
+            raise ValueError(f"`{name}` must have shape {shape}, batched by `vmap`; got {jnp.shape(value)}")
+        if not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            raise ValueError(f"`{name}` must be integers; got dtype {jnp.result_type(value)}")
 
 
 def make_verdict(tree: DraftTree, stop_node: Int[Array, ""], next_token: Int[Array, ""], carry: Any) -> Verdict:

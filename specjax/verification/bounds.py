@@ -19,7 +19,13 @@ from specjax.testing.instances import Instance, Prefix
 def prefix_probabilities(
     instance: Instance, draft_length: int, context: Prefix = ()
 ) -> tuple[dict[Prefix, float], dict[Prefix, float]]:
-    """p_v and q_v of every prefix of at most `draft_length` tokens after `context`."""
+    """p_v and q_v of every prefix of at most `draft_length` tokens after `context`.
+
+    Raises:
+        ValueError: if `draft_length` is negative.
+    """
+    if draft_length < 0:
+        raise ValueError(f"`draft_length` must be at least 0; got {draft_length}")
     draft: dict[Prefix, float] = {(): 1.0}
     target: dict[Prefix, float] = {(): 1.0}
     for length in range(draft_length):
@@ -36,7 +42,11 @@ def cic_bound(instance: Instance, draft_length: int, num_drafts: int, context: P
 
     Attained by the corrected SpecTr-GBV; for K = 1 it is the value of greedy block verification. It is not the optimum
     over all couplings. (SpecTr-GBV, arXiv 2604.25925, section 4.)
+
+    Raises:
+        ValueError: if `num_drafts` is below 1 or `draft_length` negative.
     """
+    _check_num_drafts(num_drafts)
     draft, target = prefix_probabilities(instance, draft_length, context)
     return sum(
         q * (1 - (1 - min(draft[prefix] / q, 1.0)) ** num_drafts) for prefix, q in target.items() if prefix and q > 0
@@ -48,7 +58,17 @@ def optimal_one_step(draft: Float[np.ndarray, " vocab"], target: Float[np.ndarra
 
     min over sets S of q(not S) + 1 - (1 - p(S))^K; the minimum is at a set of tokens of largest q/p, so one sort is
     enough.
+
+    Raises:
+        ValueError: if `num_drafts` is below 1, or the laws are not two distributions over one vocabulary.
     """
+    _check_num_drafts(num_drafts)
+    draft, target = np.asarray(draft, np.float64), np.asarray(target, np.float64)
+    if draft.ndim != 1 or draft.shape != target.shape:
+        raise ValueError(f"`draft` and `target` must have one shape [V]; got {draft.shape} and {target.shape}")
+    for name, law in (("draft", draft), ("target", target)):
+        if not (law.min() >= 0 and abs(law.sum() - 1) <= 1e-6):
+            raise ValueError(f"`{name}` must hold probabilities that add up to 1; got {law.tolist()}")
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(draft > 0, target / draft, np.where(target > 0, np.inf, 0.0))
     order = np.argsort(-ratio, kind="stable")
@@ -77,8 +97,9 @@ def optimum(instance: Instance, draft_length: int, num_drafts: int, *, with_carr
 
     Raises:
         ImportError: if SciPy is not installed.
-        ValueError: if the number of antichains is beyond 200,000.
+        ValueError: if the number of antichains is beyond 200,000, `num_drafts` below 1 or `draft_length` negative.
     """
+    _check_num_drafts(num_drafts)
     from scipy.optimize import linprog
     from scipy.sparse import lil_matrix
 
@@ -120,6 +141,11 @@ def optimum(instance: Instance, draft_length: int, num_drafts: int, *, with_carr
     if solution.status != 0:
         raise ArithmeticError(f"the linear program was not solved: {solution.message}")
     return -float(solution.fun)
+
+
+def _check_num_drafts(num_drafts: int) -> None:
+    if num_drafts < 1:
+        raise ValueError(f"`num_drafts` must be at least 1; got {num_drafts}")
 
 
 def _antichains(root: Prefix, index: dict[Prefix, int], draft_length: int, vocab_size: int) -> list[Sequence[Prefix]]:

@@ -31,6 +31,9 @@ class Enumerator:
         tree: shape of every proposal.
         instance: the laws.
         max_depth: nodes deeper than this do not exist; None means the whole tree.
+
+    Raises:
+        ValueError: if the rule cannot use the tree, or `max_depth` is not in it.
     """
 
     verifier: Verifier
@@ -40,6 +43,8 @@ class Enumerator:
 
     def __post_init__(self) -> None:
         self.verifier.check_tree(self.tree)
+        if self.max_depth is not None and not 0 <= self.max_depth <= self.tree.max_depth:
+            raise ValueError(f"`max_depth` must be in [0, {self.tree.max_depth}]; got {self.max_depth}")
         self._known: dict[Prefix, list[Emission]] = {}
 
     def initial_carry(self) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 from specjax.testing.instances import Instance, Prefix
 from specjax.types import DRAW_DETERMINISTIC, DRAW_WITHOUT_REPLACEMENT, DraftTree
 
+_LARGEST_DEFECT = 1e-9
+
 
 @dataclasses.dataclass(frozen=True)
 class LawTables:
@@ -26,15 +28,38 @@ class LawTables:
 
     @classmethod
     def of(cls, instance: Instance, context: Prefix, max_depth: int) -> LawTables:
-        """Reads the laws of an instance after `context`."""
+        """Reads the laws of an instance after `context`.
+
+        Raises:
+            ValueError: if a law has another length than the vocabulary, or is no probability distribution.
+        """
         prefixes: list[Prefix] = [()]
         level: list[Prefix] = [()]
         for _ in range(max_depth):
             level = [(*prefix, token) for prefix in level for token in range(instance.vocab_size)]
             prefixes += level
-        target = np.stack([instance.target((*context, *prefix)) for prefix in prefixes])
         inner = [prefix if len(prefix) < max_depth or max_depth == 0 else () for prefix in prefixes]
-        return cls(target, np.stack([instance.drafted(context, prefix) for prefix in inner]))
+        return cls(
+            _stack(instance, "target", [instance.target((*context, *prefix)) for prefix in prefixes]),
+            _stack(instance, "draft", [instance.drafted(context, prefix) for prefix in inner]),
+        )
+
+
+def _stack(instance: Instance, which: str, laws: list[np.ndarray]) -> np.ndarray:
+    for law in laws:
+        if np.shape(law) != (instance.vocab_size,):
+            raise ValueError(
+                f"`{which}` of instance {instance.name!r} must give {instance.vocab_size} probabilities; "
+                f"got shape {np.shape(law)}"
+            )
+    rows = np.stack(laws)
+    bad = ~((rows.min(axis=1) >= 0) & (np.abs(rows.sum(axis=1) - 1) <= _LARGEST_DEFECT))
+    if bad.any():
+        raise ValueError(
+            f"`{which}` of instance {instance.name!r} must give probabilities that add up to 1; "
+            f"got {rows[np.argmax(bad)].tolist()}"
+        )
+    return rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,22 +91,3 @@ def test_neighbours_in_the_batch_do_not_matter(name: str) -> None:
         single = alone(keys[row], proposal, target, carry)
         assert (np.asarray(single.path) == np.asarray(batch.path[row])).all()
         assert int(single.next_token) == int(batch.next_token[row])
-
-
-def test_shapes_that_do_not_fit_the_tree_are_refused() -> None:
-    rule = get_verifier("token")
-    tree = DraftTree.chains(1, 2)
-    proposal, target = random_request(jax.random.key(0), tree, 16)
-    with pytest.raises(ValueError, match=r"`target_log_laws` must have shape \[3, V\]"):
-        rule.verify(jax.random.key(0), proposal, target[:2], ())
-    with pytest.raises(ValueError, match="`draft_log_laws` must have shape"):
-        rule.verify(jax.random.key(0), proposal.replace(draft_log_laws=target), target, ())
-    with pytest.raises(ValueError, match="`tokens` must have shape"):
-        rule.verify(jax.random.key(0), proposal.replace(tokens=proposal.tokens[:2]), target, ())
-    with pytest.raises(ValueError, match="dtype"):
-        rule.verify(jax.random.key(0), proposal, target.astype(jnp.bfloat16), ())
-
-
-def test_unknown_rules_are_refused_with_the_names() -> None:
-    with pytest.raises(ValueError, match=r"`verifier` must be one of .*multi_draft_block.*'fastest'"):
-        get_verifier("fastest")
