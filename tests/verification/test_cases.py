@@ -14,9 +14,11 @@ from specjax.decoding.laws import LawParams, to_log_laws
 from specjax.testing.draft_trees import tree_of_widths
 from specjax.testing.instances import Instance, from_tables, random_instance
 from specjax.types import DRAW_DETERMINISTIC, DRAW_WITHOUT_REPLACEMENT, DraftTree, Proposal, Verdict
-from specjax.verification import ChoiceRule, get_verifier, verifier_names
+from specjax.verification import ChoiceRule, Verifier, get_verifier, verifier_names
 from specjax.verification.base import prescribed
+from specjax.verification.block import BlockRule
 from specjax.verification.enumerate import Enumerator
+from specjax.verification.token import TokenRule
 
 MULTI_DRAFT = [name for name in verifier_names() if get_verifier(name).multi_draft]
 EVERYDAY = [name for name in verifier_names() if not get_verifier(name).experimental]
@@ -130,6 +132,22 @@ def test_case_l3_stochastic_drafts_use_their_law(num_drafts: int) -> None:
         np.testing.assert_allclose([law[token,] for token in range(3)], [0.3, 0.5, 0.2], atol=1e-12)
 
 
+def test_case_l3_a_residual_that_ignores_the_draft_law_is_noticed() -> None:
+    class MasksTheDraft(TokenRule):
+        """After a rejection only masks the drafted token, as is right for drafts that were not drawn."""
+
+        def decide(self, choose: Any, proposal: Proposal, target_log_laws: Any, carry: Any) -> Any:
+            outcome = super().decide(choose, proposal, target_log_laws, carry)
+            masked = jax.nn.log_softmax(target_log_laws[0].at[proposal.tokens[1]].set(-jnp.inf))
+            return outcome.replace(next_log_law=jnp.where(outcome.stop_node == 0, masked, outcome.next_log_law))
+
+    verifier = Verifier("masks", MasksTheDraft(), "residual without the draft's law", lossless=False)
+    tree, target = DraftTree.chains(1, 1), [0.3, 0.5, 0.2]
+    assert Enumerator(verifier, tree, context_free(target, [0.6, 0.3, 0.1])).law_error(1) > 0.01
+    # It is right where the draft is not drawn.
+    assert Enumerator(verifier, tree, context_free(target, [1.0, 0.0, 0.0])).law_error(1) <= 1e-12
+
+
 def test_case_l4_deterministic_candidates_follow_the_membership_rule() -> None:
     instance = context_free([0.3, 0.5, 0.2], [0.6, 0.3, 0.1])
     tree = tree_of_widths((2,), (DRAW_DETERMINISTIC,))
@@ -156,6 +174,20 @@ def test_case_l5_block_verification_gains_and_stays_exact() -> None:
         enumerator = Enumerator(get_verifier(name), DraftTree.chains(1, 2), instance)
         assert enumerator.expected_accepted() == pytest.approx(expected, abs=1e-12)
         assert enumerator.law_error(3) <= 1e-12
+
+
+def test_case_l6_a_missing_draft_law_counted_as_one_is_noticed() -> None:
+    class WithoutLaws(BlockRule):
+        """Multiplies the target's probabilities as if every draft had been certain, over the whole vocabulary."""
+
+        def decide(self, choose: Any, proposal: Proposal, target_log_laws: Any, carry: Any) -> Any:
+            ones = jnp.zeros_like(proposal.draft_log_laws)
+            return super().decide(choose, proposal.replace(draft_log_laws=ones), target_log_laws, carry)
+
+    verifier = Verifier("without_laws", WithoutLaws(), "reads no draft law", lossless=False)
+    base = random_instance(3, 2)
+    one_hot = Instance("prompt_lookup", 3, base.target, lambda prefix: np.eye(3)[(sum(prefix) + len(prefix)) % 3])
+    assert Enumerator(verifier, DraftTree.chains(1, 2), one_hot).law_error(2) > 0.01
 
 
 def test_case_l6_one_hot_drafts_make_block_and_token_rules_equal() -> None:
@@ -269,6 +301,25 @@ def test_case_s11_a_masked_token_is_never_accepted(name: str) -> None:
     accepted, following, _ = verify_batch(name, 0, np.eye(3)[0], [0.0, 0.25, 0.75])
     assert (accepted == 0).all()
     assert set(following.tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_case_s11_a_drafted_token_without_draft_probability_divides_by_nothing(name: str) -> None:
+    # Token 1 was drafted although its probability under the draft's law is zero, as after an underflow.
+    accepted, following, first = verify_batch(name, 1, [0.5, 0.0, 0.5], [0.0, 1.0, 0.0])
+    assert (first == 1).all()
+    assert (following == 1).all()
+    assert ((accepted >= 0) & (accepted <= LENGTH)).all()
+
+
+@pytest.mark.parametrize("name", EVERYDAY)
+def test_case_s11_an_empty_residual_is_never_drawn_from(name: str) -> None:
+    # Draft and target agree, so there is no residual; a token that both exclude would be the sign of a draw from one.
+    law = [0.2, 0.0, 0.8]
+    for token in (0, 2):
+        accepted, following, _ = verify_batch(name, token, law, law)
+        assert (accepted == LENGTH).all()
+        assert set(following.tolist()) == {0, 2}
 
 
 @pytest.mark.parametrize("name", EVERYDAY)

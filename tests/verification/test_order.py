@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specjax.testing.instances import Instance, Prefix, random_instance
+from specjax.testing.instances import Instance, Law, Prefix, random_instance
 from specjax.testing.rules_numpy import closed_forms
 from specjax.types import DraftTree
 from specjax.verification import get_verifier
@@ -57,7 +57,24 @@ def test_rules_keep_their_order_at_every_prefix(instance: Instance) -> None:
         assert block.get(prefix, 0.0) <= several.get(prefix, 0.0) + SLACK
         assert several.get(prefix, 0.0) <= gbv.get(prefix, 0.0) + SLACK
         assert several.get(prefix, 0.0) <= uncapped.get(prefix, 0.0) + SLACK
+        draft, target = (_joint(law, prefix) for law in (instance.draft, instance.target))
+        bound = target * (1 - (1 - min(draft / target, 1.0)) ** 2) if target > 0 else 0.0
+        assert gbv.get(prefix, 0.0) <= bound + SLACK
     assert sum(gbv.values()) <= cic_bound(instance, 2, 2) + SLACK
+
+
+def _joint(law: Law, prefix: Prefix) -> float:
+    return float(np.prod([law(prefix[:depth])[token] for depth, token in enumerate(prefix)]))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(instances())
+def test_more_drafts_never_accept_less_at_any_prefix(instance: Instance) -> None:
+    for name in ("multi_draft_block", "spectr_gbv"):
+        one, two, three = (masses(enumerator(name, instance, num_drafts)) for num_drafts in (1, 2, 3))
+        for prefix in {*one, *two, *three}:
+            chain = [found.get(prefix, 0.0) for found in (one, two, three)]
+            assert np.diff(chain).min() >= -SLACK, (name, prefix)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -101,6 +101,23 @@ def test_top_k_children_mix_with_drawn_ones(draws: tuple[str, str]) -> None:
             assert Enumerator(get_verifier(name), tree, laws).law_error(3) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("shape", "draws"),
+    [
+        ("wide", (DRAW_DETERMINISTIC, DRAW_IID)),
+        ("wide", (DRAW_IID, DRAW_DETERMINISTIC)),
+        ("long", (DRAW_IID, DRAW_DETERMINISTIC, DRAW_IID)),
+        ("long", (DRAW_DETERMINISTIC, DRAW_IID, DRAW_DETERMINISTIC)),
+    ],
+)
+def test_top_k_levels_keep_wider_and_longer_trees_exact(shape: str, draws: tuple[str, ...]) -> None:
+    tree = tree_of_widths(SHAPES[shape], draws)
+    for name in ("multi_draft_block", "multi_draft_block_uncapped"):
+        for laws in (random_instance(3, 1), padded_vocabulary(INSTANCES["zeros"], 3)):
+            enumerator = Enumerator(get_verifier(name), tree, laws)
+            assert enumerator.law_error(len(draws) + 1) <= 1e-12, name
+
+
 def test_top_k_children_accept_the_whole_target_mass_of_the_tree() -> None:
     laws = random_instance(3, 2)
     tree = tree_of_widths((2, 1), (DRAW_DETERMINISTIC, DRAW_DETERMINISTIC))
