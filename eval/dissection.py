@@ -30,6 +30,9 @@ TARGET = "target"
 DECIDE = "decide"
 EXTEND = "extend"
 
+# The first steps compile.
+WARMUP_STEPS = 2
+
 
 @flax.struct.dataclass
 class StepState:
@@ -115,82 +118,109 @@ class StepParts:
         return _extend(self.drafter)
 
 
-def time_steps(
-    parts: StepParts,
-    params: Any,
-    drafter_params: Any,
-    prompt_ids: Sequence[int],
-    *,
-    num_steps: int,
-    batch: int = 1,
-    cache_length: int,
-    temperature: float = 0.0,
-    rivals: Mapping[str, tuple[Any, Any]] | None = None,
-) -> dict[str, Timing]:
+class StepClock:
     """Decodes one prompt step by step with a clock around each part.
 
-    Args:
-        parts: the step.
-        params: the target's.
-        drafter_params: the drafter's; anything for plain decoding.
-        prompt_ids: at least two tokens.
-        num_steps: timed steps; two more come before them.
-        batch: rows.
-        cache_length: slots; at least the prompt and `num_steps + 2` steps.
-        temperature: of sampling.
-        rivals: other drafters of the same state (another head, say) by name, as (drafter, parameters): each proposes
-            in every step as well, right after a target forward of its own, and its drafts are thrown away.
-
-    Returns:
-        Timings of "propose", "target", "decide", "extend" and of each rival's proposal under its name.
-
-    Raises:
-        ValueError: if the prompt or the steps do not fit.
+    Several clocks that take turns see the same moments of the machine, so that their parts can be compared.
     """
-    needed = len(prompt_ids) + (num_steps + 2) * (parts.draft_length + 1)
-    if len(prompt_ids) < 2:
-        raise ValueError(f"`prompt_ids` must hold at least two tokens; got {len(prompt_ids)}")
-    if needed > cache_length:
-        raise ValueError(f"`cache_length` must be at least {needed} for these steps; got {cache_length}")
-    laws = dataclasses.replace(LawParams.greedy(batch), temperature=jnp.full(batch, temperature, jnp.float32))
-    others = {
-        name: (_propose(drafter, parts.tree, parts.config.vocab_size), other_params)
-        for name, (drafter, other_params) in (rivals or {}).items()
-    }
-    state = parts.start(params, drafter_params, prompt_ids, batch, cache_length)
-    samples: dict[str, list[float]] = {}
 
-    def timed(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        start = time.perf_counter()
-        result = jax.block_until_ready(function(*arguments))
-        samples.setdefault(name, []).append(time.perf_counter() - start)
-        return result
+    def __init__(
+        self,
+        parts: StepParts,
+        params: Any,
+        drafter_params: Any,
+        prompt_ids: Sequence[int],
+        *,
+        num_steps: int,
+        batch: int = 1,
+        cache_length: int,
+        temperature: float = 0.0,
+        rivals: Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> None:
+        """Prefills the prompt.
 
-    proposal = empty_proposal(state.last_token, parts.tree, parts.config.vocab_size)
-    for _ in range(num_steps + 2):
+        Args:
+            parts: the step.
+            params: the target's.
+            drafter_params: the drafter's; anything for plain decoding.
+            prompt_ids: at least two tokens.
+            num_steps: steps that count; `WARMUP_STEPS` more come before them.
+            batch: rows.
+            cache_length: slots; at least the prompt and all steps.
+            temperature: of sampling.
+            rivals: other drafters of the same state (another head, say) by name, as (drafter, parameters): each
+                proposes in every step as well, right after a target forward of its own, and its drafts are thrown away.
+
+        Raises:
+            ValueError: if the prompt or the steps do not fit.
+        """
+        needed = len(prompt_ids) + (num_steps + WARMUP_STEPS) * (parts.draft_length + 1)
+        if len(prompt_ids) < 2:
+            raise ValueError(f"`prompt_ids` must hold at least two tokens; got {len(prompt_ids)}")
+        if needed > cache_length:
+            raise ValueError(f"`cache_length` must be at least {needed} for these steps; got {cache_length}")
+        self._parts, self._params, self._drafter_params = parts, params, drafter_params
+        temperatures = jnp.full(batch, temperature, jnp.float32)
+        self._laws = dataclasses.replace(LawParams.greedy(batch), temperature=temperatures)
+        self._rivals = {
+            name: (_propose(drafter, parts.tree, parts.config.vocab_size), other_params)
+            for name, (drafter, other_params) in (rivals or {}).items()
+        }
+        self._state = parts.start(params, drafter_params, prompt_ids, batch, cache_length)
+        self._proposal = empty_proposal(self._state.last_token, parts.tree, parts.config.vocab_size)
+        self._samples: dict[str, list[float]] = {}
+
+    @property
+    def timings(self) -> dict[str, Timing]:
+        """Timings of "propose", "target", "decide", "extend" and of each rival's proposal, without the first steps."""
+        return {name: Timing(tuple(values[WARMUP_STEPS:])) for name, values in self._samples.items()}
+
+    def step(self) -> None:
+        """Decodes one step."""
+        parts, params, laws, state, proposal = self._parts, self._params, self._laws, self._state, self._proposal
         drafter_state, cache = state.drafter_state, state.cache
         draft_keys, verify_keys = _split(state.rng_keys, state.length)
         if parts.draft_length:
-            for name, (function, other_params) in others.items():
+            for name, (function, other_params) in self._rivals.items():
                 # Weights that a proposal reads must not still lie in the cache from the proposal before.
                 _, _, cache = jax.block_until_ready(parts.verify_forward(params, cache, proposal.tokens, state.length))
-                _, drafter_state = timed(
+                _, drafter_state = self._timed(
                     name, function, other_params, drafter_state, draft_keys, state.last_token, laws
                 )
-            if others:
+            if self._rivals:
                 _, _, cache = jax.block_until_ready(parts.verify_forward(params, cache, proposal.tokens, state.length))
-            proposal, drafter_state = timed(
-                PROPOSE, parts.propose, drafter_params, drafter_state, draft_keys, state.last_token, laws
+            proposal, drafter_state = self._timed(
+                PROPOSE, parts.propose, self._drafter_params, drafter_state, draft_keys, state.last_token, laws
             )
         else:
             proposal = empty_proposal(state.last_token, parts.tree, parts.config.vocab_size)
-        logits, features, cache = timed(TARGET, parts.verify_forward, params, cache, proposal.tokens, state.length)
-        committed, count, last, length = timed(DECIDE, parts.decide, verify_keys, proposal, logits, laws, state.length)
+        logits, features, cache = self._timed(
+            TARGET, parts.verify_forward, params, cache, proposal.tokens, state.length
+        )
+        committed, count, last, length = self._timed(
+            DECIDE, parts.decide, verify_keys, proposal, logits, laws, state.length
+        )
         if parts.draft_length:
-            drafter_state = timed(EXTEND, parts.extend, drafter_params, drafter_state, committed, features, count)
-        state = StepState(cache, drafter_state, last, length, state.rng_keys)
-    # The first steps compile.
-    return {name: Timing(tuple(values[2:])) for name, values in samples.items()}
+            drafter_state = self._timed(
+                EXTEND, parts.extend, self._drafter_params, drafter_state, committed, features, count
+            )
+        self._state, self._proposal = StepState(cache, drafter_state, last, length, state.rng_keys), proposal
+
+    def _timed(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        result = jax.block_until_ready(function(*arguments))
+        self._samples.setdefault(name, []).append(time.perf_counter() - start)
+        return result
+
+
+def time_steps(
+    parts: StepParts, params: Any, drafter_params: Any, prompt_ids: Sequence[int], *, num_steps: int, **options: Any
+) -> dict[str, Timing]:
+    """Timings of the parts of `num_steps` steps; all arguments are those of `StepClock`."""
+    clock = StepClock(parts, params, drafter_params, prompt_ids, num_steps=num_steps, **options)
+    for _ in range(num_steps + WARMUP_STEPS):
+        clock.step()
+    return clock.timings
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -11,28 +11,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 
 from eval import command_flags, files
 from eval.benchmark import run_benchmark
 from eval.command_line import int_list, run_command
-from eval.dissection import DECIDE, EXTEND, PROPOSE, TARGET, StepParts, time_steps
-from eval.head_timing import FULL, time_heads_alone, with_full_head, without_head
+from eval.dissection import DECIDE, EXTEND, PROPOSE, TARGET
+from eval.head_timing import FULL, time_heads_alone
 from eval.loading import load_command
 from eval.provenance import describe_run, describe_target
 from eval.questions import Question, spread
 from eval.records import PLAIN
 from eval.tables import print_head_cost
-from eval.timing import Timing
+from eval.variant_dissection import PLAIN_KEY, Dissection
 from specjax import cost
 from specjax.heads.base import HeadConfig, get_head
 from specjax.text.chat_template import encode_prompt
 from specjax.text.prompts import load_prompts
 
 SCHEMA = 1
-_NO_HEAD = "without head"
-_FULL_HEAD = "with full head"
 
 
 def measure_head_cost(
@@ -95,11 +92,14 @@ def measure_head_cost(
         target.tokenizer, target.chat_template, [{"role": "user", "content": questions[0].turns[0]}]
     )
     rows = _greedy_rows(benchmark, [(PLAIN, 0), *((name, length) for name in systems for length in draft_lengths)])
-    dissect = _Dissector(target, prompt_ids, num_steps, num_slots)
-    say("plain step")
-    plain_parts, _ = dissect.run(None, None, 0)
-    plain_measured = _step_seconds(rows[PLAIN, 0])
-    host = max(plain_measured - sum(plain_parts.values()), 0.0)
+    dissection = Dissection(target, prompt_ids, num_steps, num_slots)
+    for name, (drafter, params) in systems.items():
+        for length in draft_lengths:
+            dissection.add((name, length), drafter, params, length)
+    say("parts of a step")
+    dissection.run()
+    plain_parts, _ = dissection.parts(PLAIN_KEY)
+    host = max(dissection.plain_step_seconds - sum(plain_parts.values()), 0.0)
     plain = cost.StepTime(
         draft_length=0,
         verify=plain_parts[TARGET],
@@ -109,10 +109,9 @@ def measure_head_cost(
     )
     steps = [_step_row(PLAIN, plain, plain, plain_parts[DECIDE], rows[PLAIN, 0])]
     heads: dict[str, dict[str, Any]] = {}
-    for name, (drafter, params) in systems.items():
+    for name, (drafter, _) in systems.items():
         for length in sorted(draft_lengths):
-            say(f"{name}, L={length}")
-            parts, added = dissect.run(drafter, params, length)
+            parts, added = dissection.parts((name, length))
             step = _step_time(parts, added, length, parts[DECIDE] + host)
             steps.append(_step_row(name, step, plain, parts[DECIDE], rows[name, length]))
             if added is not None:
@@ -143,57 +142,6 @@ def _greedy_rows(benchmark: Mapping[str, Any], wanted: Sequence[tuple[str, int]]
     if missing:
         raise ValueError(f"`benchmark` must hold greedy rows of all systems and lengths; it lacks {', '.join(missing)}")
     return rows
-
-
-class _Dissector:
-    """Times the parts of steps on one prompt."""
-
-    def __init__(self, target: Any, prompt_ids: Sequence[int], num_steps: int, num_slots: int) -> None:
-        self._target = target
-        self._num_steps = num_steps
-        self._num_slots = num_slots
-        # A long prompt would leave no room for the steps in a short context.
-        room = target.config.max_position_embeddings // 2
-        self._prompt_ids = tuple(prompt_ids[-room:])
-
-    def run(self, drafter: Any, params: Any, length: int) -> tuple[dict[str, float], dict[str, float] | None]:
-        """Median seconds of the parts, and what heads add to one call: {"own": ..., "full": ...} or None."""
-        target = self._target
-        parts = StepParts(target.config, drafter, length)
-        rivals = {}
-        if _has_head(drafter):
-            rivals[_NO_HEAD] = without_head(drafter, params)
-            if drafter.config.head.kind != FULL:
-                rivals[_FULL_HEAD] = with_full_head(drafter, params, target.params["lm_head"])
-        room = target.config.max_position_embeddings - len(self._prompt_ids)
-        num_steps = max(1, min(self._num_steps, room // (length + 1) - 2))
-        timings = time_steps(
-            parts,
-            target.params,
-            params,
-            self._prompt_ids,
-            num_steps=num_steps,
-            batch=self._num_slots,
-            cache_length=len(self._prompt_ids) + (num_steps + 2) * (length + 1),
-            rivals=rivals,
-        )
-        medians = {name: timings[name].median for name in (PROPOSE, TARGET, DECIDE, EXTEND) if name in timings}
-        if not rivals:
-            return medians, None
-        added = {"own": _median_difference(timings[PROPOSE], timings[_NO_HEAD]) / length}
-        full = timings.get(_FULL_HEAD, timings[PROPOSE])
-        added["full"] = _median_difference(full, timings[_NO_HEAD]) / length
-        return medians, added
-
-
-def _has_head(drafter: Any) -> bool:
-    return isinstance(getattr(getattr(drafter, "config", None), "head", None), HeadConfig)
-
-
-def _median_difference(longer: Timing, shorter: Timing) -> float:
-    # Pairs of the same step: slow moments of the machine hit both.
-    difference = np.median(np.subtract(longer.samples, shorter.samples))
-    return max(float(difference), 0.0)
 
 
 def _step_time(
