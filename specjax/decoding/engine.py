@@ -21,8 +21,6 @@ from specjax.drafters.base import Drafter
 from specjax.models import ModelConfig
 from specjax.types import DRAW_DETERMINISTIC, DRAW_IID, DraftTree
 
-_SMALLEST_BUCKET = 16
-
 OnTokens = Callable[[str, list[int], str], None]
 """Called with a request's id, its newly committed tokens and the text that became certain."""
 
@@ -80,8 +78,10 @@ class Engine:
         draft_length: int = 4,
         num_drafts: int = 1,
         verifier: str = "token",
+        shared_verifiers: Sequence[str] = (),
         max_stop_ids: int = 8,
         prefill_chunk: int = 512,
+        prefill_padding: int = 16,
         steps_per_call: int = 1,
         overlap: bool = False,
     ) -> None:
@@ -96,8 +96,12 @@ class Engine:
             draft_length: most drafted tokens in a row (L); 0 is plain decoding. Without a drafter it is 0.
             num_drafts: independent drafts a step (K).
             verifier: registered name of the acceptance rule.
+            shared_verifiers: rules to compile into one step, `verifier` among them. Engines of equal sizes that name
+                the same rules share it, whichever their own is: comparing rules then compiles once.
             max_stop_ids: most stop tokens of a request.
             prefill_chunk: longest piece of a prompt that is fed at once, in tokens.
+            prefill_padding: shorter pieces are padded to this length, longer ones to the next power of two times it:
+                each length is compiled once.
             steps_per_call: steps made on the device before the host looks, for throughput: tokens then
                 arrive in larger portions. A row that ends returns to the host at once, except for stop
                 strings, which the host finds.
@@ -114,6 +118,7 @@ class Engine:
             ("num_drafts", num_drafts, 1),
             ("max_stop_ids", max_stop_ids, 1),
             ("prefill_chunk", prefill_chunk, 1),
+            ("prefill_padding", prefill_padding, 1),
             ("steps_per_call", steps_per_call, 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
@@ -127,23 +132,29 @@ class Engine:
         if drafter is None or draft_length == 0:
             drafter, drafter_params, draft_length, num_drafts = None, None, 0, 1
         tree = _make_tree(drafter, num_drafts, draft_length)
-        _check_verifier(verifier, tree, drafter)
+        verifiers = tuple(shared_verifiers) or (verifier,)
+        if verifier not in verifiers:
+            raise ValueError(f"`shared_verifiers` must hold the engine's own rule {verifier!r}; got {list(verifiers)}")
+        for name in verifiers:
+            _check_verifier(name, tree, drafter)
         self._target = target
         self._drafter_params = drafter_params
         self._num_slots = num_slots
         self._prefill_chunk = prefill_chunk
+        self._prefill_padding = prefill_padding
         self._overlap = overlap
         self._limits = Limits(config, cache_length, draft_length, max_stop_ids, target.tokenizer is not None)
         spec = program_lib.ProgramSpec(
             config=config,
             tree=tree,
             drafter=drafter,
-            verifier=verifier,
+            verifiers=verifiers,
             cache_length=cache_length,
             max_stop_ids=max_stop_ids,
             steps_per_call=steps_per_call,
         )
         self._program = program_lib.get_program(spec)
+        self._rule = () if len(verifiers) == 1 else (np.int32(verifiers.index(verifier)),)
         # A drafter that cannot hold the context says so now and not in the middle of a run.
         jax.eval_shape(lambda: jax.tree.leaves(program_lib.init_state(spec, num_slots, self._dtype)))
         self._state: state_lib.EngineState | None = None
@@ -222,7 +233,7 @@ class Engine:
                     statistics.prefill_seconds += time.perf_counter() - began
             began = time.perf_counter()
             if any(running is not None for running in slots):
-                state, outputs = self._program.step(self._target.params, self._drafter_params, state)
+                state, outputs = self._program.step(self._target.params, self._drafter_params, state, *self._rule)
                 in_flight.append((outputs, list(slots)))
                 statistics.num_calls += 1
                 if self._overlap and len(in_flight) == 1:
@@ -279,8 +290,8 @@ class Engine:
         return state
 
     def _bucket(self, count: int, begin: int) -> int:
-        """Width of a prefill: a power of two, so that few widths are compiled, that ends inside the cache."""
-        width = _SMALLEST_BUCKET
+        """Width of a prefill: few different ones, so that few are compiled, that end inside the cache."""
+        width = self._prefill_padding
         while width < count:
             width *= 2
         return min(width, self._program.spec.num_slots_in_cache - begin)

@@ -33,7 +33,7 @@ class ProgramSpec:
         config: the target's configuration.
         tree: shape of every proposal; a single root is plain decoding.
         drafter: its configuration object, or None with a single root.
-        verifier: its registered name.
+        verifiers: registered names of the rules that the step can verify with; a call chooses one.
         cache_length: most tokens of a row, prompt included.
         max_stop_ids: most stop tokens of a row.
         steps_per_call: most steps in one call; the call ends early when a row ends.
@@ -42,7 +42,7 @@ class ProgramSpec:
     config: ModelConfig
     tree: DraftTree
     drafter: drafter_base.Drafter | None
-    verifier: str
+    verifiers: tuple[str, ...]
     cache_length: int
     max_stop_ids: int
     steps_per_call: int = 1
@@ -64,9 +64,9 @@ class Program:
             feeds `count` prompt tokens; column t + 1 is the token after column t.
         prefill: `(params, drafter_params, row, tokens, count) -> row` feeds more, donates the row.
         insert: `(state, row, slot) -> state`, donates the state.
-        step: `(params, drafter_params, state) -> (state, outputs [n, B, D + 4] int32)`, donates the state.
-            Columns: committed tokens padded with -1, then how many were committed, drafted and accepted,
-            and the row's status.
+        step: `(params, drafter_params, state, rule=0) -> (state, outputs [n, B, D + 4] int32)`, donates the state;
+            `rule` is the place of a verifier in the spec. Columns: committed tokens padded with -1, then how many
+            were committed, drafted and accepted, and the row's status.
     """
 
     def __init__(self, spec: ProgramSpec) -> None:
@@ -108,7 +108,8 @@ def init_state(spec: ProgramSpec, batch: int, dtype: Any, settings: RowSettings 
     Raises:
         ValueError: if the drafter cannot serve this length or tree.
     """
-    carry = verification.get_verifier(spec.verifier).init_carry(spec.tree, spec.config.vocab_size)
+    rules = map(verification.get_verifier, spec.verifiers)
+    carry = tuple(rule.init_carry(spec.tree, spec.config.vocab_size) for rule in rules)
     done = jnp.full(batch, settings is None)
     if settings is None:
         settings = state_lib.RowSettings(
@@ -173,17 +174,17 @@ def _prefill(
 
 
 def _steps(
-    spec: ProgramSpec, params: Params, drafter_params: Any, state: EngineState
+    spec: ProgramSpec, params: Params, drafter_params: Any, state: EngineState, rule: Int[Array, ""] | int = 0
 ) -> tuple[EngineState, Int[Array, "calls batch columns"]]:
     if spec.steps_per_call == 1:
-        state, output = _step(spec, params, drafter_params, state)
+        state, output = _step(spec, params, drafter_params, state, rule)
         return state, output[None]
     shape = (spec.steps_per_call, state.done.shape[0], spec.tree.max_depth + 1 + NUM_EXTRA_COLUMNS)
     done_before = state.done
 
     def body(carry: tuple[Array, EngineState, Array]) -> tuple[Array, EngineState, Array]:
         index, state, outputs = carry
-        state, output = _step(spec, params, drafter_params, state)
+        state, output = _step(spec, params, drafter_params, state, rule)
         return index + 1, state, outputs.at[index].set(output)
 
     def goes_on(carry: tuple[Array, EngineState, Array]) -> Array:
@@ -199,7 +200,7 @@ def _steps(
 
 
 def _step(
-    spec: ProgramSpec, params: Params, drafter_params: Any, state: EngineState
+    spec: ProgramSpec, params: Params, drafter_params: Any, state: EngineState, rule: Int[Array, ""] | int
 ) -> tuple[EngineState, Int[Array, "batch columns"]]:
     """One target call for every slot; finished slots compute along and commit nothing."""
     tree = spec.tree
@@ -223,7 +224,7 @@ def _step(
         feature_layers=_feature_layers(spec),
     )
     logits = compute_logits(params, spec.config, output.hidden)
-    verdict = _verify(spec, verify_keys, proposal, laws_lib.to_log_laws(logits, state.laws), state.carry)
+    verdict = _verify(spec, rule, verify_keys, proposal, laws_lib.to_log_laws(logits, state.laws), state.carry)
 
     path = jnp.where(verdict.path < 0, 0, verdict.path)
     accepted = jnp.take_along_axis(proposal.tokens, path, axis=1)
@@ -303,9 +304,24 @@ def _propose(
     return proposal.replace(max_depth=depth), drafter_state  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _verify(spec: ProgramSpec, rng_keys: Array, proposal: Proposal, laws: Array, carry: Any) -> Verdict:
-    verifier = verification.get_verifier(spec.verifier)
-    return jax.vmap(verifier.verify)(rng_keys, proposal, laws, carry)
+def _verify(
+    spec: ProgramSpec,
+    rule: Int[Array, ""] | int,
+    rng_keys: Array,
+    proposal: Proposal,
+    laws: Array,
+    carries: tuple[Any, ...],
+) -> Verdict:
+    """Verifies with one rule; its own carry moves on, those of the others stay."""
+
+    def verify(place: int, carries: tuple[Any, ...]) -> Verdict:
+        verifier = verification.get_verifier(spec.verifiers[place])
+        verdict = jax.vmap(verifier.verify)(rng_keys, proposal, laws, carries[place])
+        moved = (*carries[:place], verdict.carry, *carries[place + 1 :])
+        return verdict.replace(carry=moved)  # pyright: ignore[reportAttributeAccessIssue]
+
+    branches = [functools.partial(verify, place) for place in range(len(spec.verifiers))]
+    return branches[0](carries) if len(branches) == 1 else jax.lax.switch(rule, branches, carries)
 
 
 def _feature_layers(spec: ProgramSpec) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ class EngineState:
     Attributes:
         cache: the target's keys and values, [B, KV, S, head_dim] a layer.
         drafter_state: the drafter's memory.
-        carry: the verifier's memory, reset with the row.
+        carry: the memory of each verifier of the program, reset with the row.
         last_token: last committed token, [B].
         length: committed tokens in the cache, [B].
         remaining: tokens that the row may still commit, [B].

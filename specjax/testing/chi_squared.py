@@ -70,6 +70,67 @@ def chi_squared_test(
     return ChiSquaredResult(statistic, degrees, p_value, num_draws)
 
 
+def two_sample_test(
+    first: Int[np.ndarray, "*cells"], second: Int[np.ndarray, "*cells"], *, smallest_expected: float = SMALLEST_EXPECTED
+) -> ChiSquaredResult:
+    """Tests whether two sets of counts come from one law, whatever it is.
+
+    Given how often each cell was drawn in both sets together, the split between them is known if the laws are equal.
+    Cells are merged in ascending order of those sums until each bin expects at least `smallest_expected` draws from
+    the smaller set.
+
+    Args:
+        first: how often each cell was drawn in one set.
+        second: the same in the other set, independent of the first.
+        smallest_expected: expected draws that a bin needs in each set.
+
+    Returns:
+        The result; `num_draws` is that of both sets. Without two bins the p-value is 1.
+
+    Raises:
+        ValueError: if the shapes differ, a count is negative or a set is empty.
+    """
+    first, second = np.asarray(first), np.asarray(second)
+    if first.shape != second.shape:
+        raise ValueError(f"`second` must have the shape of `first`, {first.shape}; got {second.shape}")
+    if first.min() < 0 or second.min() < 0:
+        raise ValueError(f"counts must be at least 0; got {min(first.min(), second.min())}")
+    sizes = float(first.sum()), float(second.sum())
+    if min(sizes) <= 0:
+        raise ValueError(f"both sets must have at least one draw; got {sizes[0]:g} and {sizes[1]:g}")
+    together = (first + second).ravel()
+    seen = together > 0
+    share = sizes[0] / sum(sizes)
+    # What the smaller set must expect, in draws of the first one.
+    smallest = smallest_expected * max(1.0, sizes[0] / sizes[1])
+    observed, expected = _merge(first.ravel()[seen], together[seen] / together.sum(), int(sizes[0]), smallest)
+    degrees = len(expected) - 1
+    if degrees < 1:
+        return ChiSquaredResult(0.0, 0, 1.0, int(sum(sizes)))
+    # The second set deviates by as much the other way, so that both terms of a bin have one numerator.
+    statistic = float(np.sum((observed - expected) ** 2 / expected) / (1 - share))
+    p_value = float(special.gammaincc(np.float32(degrees / 2), np.float32(statistic / 2)))
+    return ChiSquaredResult(statistic, degrees, p_value, int(sum(sizes)))
+
+
+def assert_same_law(
+    first: Int[np.ndarray, "*cells"], second: Int[np.ndarray, "*cells"], *, false_alarm: float = 1e-6
+) -> None:
+    """Fails a test if two sets of counts come from different laws.
+
+    Args:
+        first: how often each cell was drawn in one set.
+        second: the same in the other set.
+        false_alarm: probability that draws from one law fail.
+
+    Raises:
+        AssertionError: if the p-value is below `false_alarm`.
+    """
+    result = two_sample_test(first, second)
+    if result.p_value < false_alarm:
+        raise AssertionError(f"the draws come from different laws (false alarms: {false_alarm:g}): {result}")
+
+
 def assert_follows_law(
     counts: Int[np.ndarray, "*cells"], law: Float[np.ndarray, "*cells"], *, false_alarm: float = 1e-6
 ) -> None:

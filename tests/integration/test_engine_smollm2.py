@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from verifier_grid import assert_rules_equal_plain_decoding, plain_answers
 
 from specjax.checkpoints.target import load_target
 from specjax.decoding import Engine, Request, SamplingParams
+from specjax.drafters.language_model import LanguageModelDrafter, keep_layers
 from specjax.drafters.ngram import NgramDrafter
 from specjax.text import encode_prompt, load_prompts
 
@@ -69,3 +71,32 @@ def test_a_stop_string_cuts_a_real_answer(target):
     assert cut.finish_reason == "stop"
     assert cut.text == whole.text[: whole.text.index(middle)] == "".join(pieces)
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+
+
+SHORT = {"max_new_tokens": 16}
+
+
+@pytest.fixture(scope="module")
+def plain(target: Any) -> list[tuple[int, ...]]:
+    """Plain decoding's answers, of a few tokens each."""
+    prompts = prompts_of(target)
+    return plain_answers(target, prompts, cache_length=max(map(len, prompts)) + 16, **SHORT)
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+@pytest.mark.parametrize("num_slots", [1, 8])
+@pytest.mark.parametrize("draft_length", [1, 4, 7])
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_greedy_output_equals_plain_decoding_for_every_rule(target, plain, num_drafts, draft_length, num_slots):
+    """All rules, with the target's own layers but two as drafter."""
+    config, params = keep_layers(target.config, target.params, [n for n in range(30) if n not in (16, 17)])
+    prompts = prompts_of(target)
+    sizes = {"num_drafts": num_drafts, "draft_length": draft_length, "num_slots": num_slots}
+    # One padded width for all prompts, so that one prefill is compiled.
+    sizes |= {"cache_length": max(map(len, prompts)) + 16, "prefill_padding": 128}
+    answers = assert_rules_equal_plain_decoding(
+        target, (LanguageModelDrafter(config), params), prompts, plain, sizes=sizes, **SHORT
+    )
+    for rule, completions in answers.items():
+        assert sum(step.num_accepted for completion in completions for step in completion.steps) > 0, rule

@@ -1,4 +1,4 @@
-"""The real engine's output law at temperature 1, against the exact law of all three-token continuations.
+"""The real engine's output law at temperature 1, against the exact law of three-token continuations and plain draws.
 
 Each request has its own seed, so requests are independent draws of a continuation. The chi-squared test has a
 false-alarm rate of 1e-6 a test. Seeds are literal: a statistical test must not change its verdict from run to run.
@@ -17,8 +17,10 @@ import pytest
 
 from specjax import verification
 from specjax.decoding import Engine, LawParams, Request, SamplingParams
+from specjax.decoding import program as program_lib
+from specjax.drafters.language_model import LanguageModelDrafter, keep_layers
 from specjax.drafters.ngram import NgramDrafter
-from specjax.testing.chi_squared import assert_follows_law, chi_squared_test
+from specjax.testing.chi_squared import assert_follows_law, assert_same_law, chi_squared_test, two_sample_test
 from specjax.testing.tiny_models import TabularDrafter, TinyTarget, exact_joint_law, tiny_target
 
 VOCAB = 6
@@ -96,19 +98,94 @@ def test_three_tokens_follow_the_target_for_all_laws_and_drafters(name, drafter,
     assert_follows_law(counts, exact_law(**LAWS[name]))
 
 
-def lossless_systems() -> list:
-    systems = []
-    for name in verification.verifier_names():
-        verifier = verification.get_verifier(name)
-        if verifier.lossless:
-            systems += [pytest.param(name, k, id=f"{name}-{k}") for k in ((1, 3) if verifier.multi_draft else (1,))]
-    return systems
+def rules_for(num_drafts: int) -> tuple[str, ...]:
+    verifiers = [verification.get_verifier(name) for name in verification.verifier_names()]
+    return tuple(v.name for v in verifiers if v.lossless and (v.multi_draft or num_drafts == 1))
+
+
+SYSTEMS = [pytest.param(name, k, id=f"{name}-{k}") for k in (1, 3) for name in rules_for(k)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("verifier", "num_drafts"), lossless_systems())
+@pytest.mark.parametrize(("verifier", "num_drafts"), SYSTEMS)
 def test_three_tokens_follow_the_target_for_every_lossless_verifier(verifier, num_drafts):
     """Carries live in the engine's state from one block of a request to the next."""
     engine = engine_of("tabular", verifier=verifier, num_drafts=num_drafts)
     counts = draw(engine, MANY, **LAWS["plain"])
     assert_follows_law(counts, exact_law(**LAWS["plain"]))
+
+
+# --- against plain decoding, with a language model that drafts ------------------------------------------------------
+
+# Three tokens are looked at, more are decoded: a block of four drafts is then never cut short by the answer's end, and
+# a stop at its first positions leaves a carry for tokens that count, nested where the next block stops early too.
+NUM_DECODED = NUM_TOKENS + 4
+# Answers of one engine are draws with seeds that no other engine uses.
+FIRST_SEED = {"plain": 0, 1: 100_000, 3: 200_000}
+
+
+def prefix_counts(engine: Engine, num_draws: int, first_seed: int) -> np.ndarray:
+    """Counts of the first three tokens [V, V, V]."""
+    requests = [
+        Request(str(seed), PROMPT, SamplingParams(temperature=1.0, seed=seed, max_new_tokens=NUM_DECODED))
+        for seed in range(first_seed, first_seed + num_draws)
+    ]
+    counts = np.zeros((VOCAB,) * NUM_TOKENS, np.int64)
+    for completion in engine.generate(requests):
+        counts[completion.token_ids[:NUM_TOKENS]] += 1
+    return counts
+
+
+@functools.cache
+def plain_counts(num_draws: int) -> np.ndarray:
+    return prefix_counts(Engine(target(), num_slots=256, cache_length=16), num_draws, FIRST_SEED["plain"])
+
+
+def language_model_engine(verifier: str, num_drafts: int, rules: tuple[str, ...]) -> Engine:
+    """The target's first layer drafts; `rules` share a compiled step."""
+    config, params = keep_layers(target().config, target().params, (0,))
+    return Engine(
+        target(),
+        LanguageModelDrafter(config),
+        params,
+        num_slots=256,
+        cache_length=16,
+        draft_length=4,
+        num_drafts=num_drafts,
+        verifier=verifier,
+        shared_verifiers=rules,
+    )
+
+
+def assert_same_as_plain(verifier: str, num_drafts: int, num_draws: int, rules: tuple[str, ...]) -> None:
+    """Two samples from one law, which is the exact one; false alarms 2e-6 a call."""
+    engine = language_model_engine(verifier, num_drafts, rules)
+    counts = prefix_counts(engine, num_draws, FIRST_SEED[num_drafts])
+    assert_same_law(counts, plain_counts(num_draws))
+    assert_follows_law(counts, exact_law(temperature=1.0))
+
+
+@pytest.mark.parametrize("verifier", ["multi_draft_block", "spectr_gbv"])
+def test_three_tokens_are_those_of_plain_decoding(verifier):
+    assert_same_as_plain(verifier, 3, FEW, ("multi_draft_block", "spectr_gbv"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verifier", "num_drafts"), SYSTEMS)
+def test_three_tokens_are_those_of_plain_decoding_for_every_lossless_verifier(verifier, num_drafts):
+    assert_same_as_plain(verifier, num_drafts, MANY, rules_for(num_drafts))
+
+
+@pytest.mark.parametrize("num_draws", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_a_forgotten_carry_would_be_noticed(num_draws, monkeypatch):
+    """As many draws of a rule whose stops do not change the target of the blocks after them: another law."""
+    rule = verification.get_verifier("spectr_gbv").rule
+    monkeypatch.setattr(type(rule), "next_carry", lambda self, carry, *arguments: carry)
+    program_lib.get_program.cache_clear()
+    try:
+        counts = prefix_counts(language_model_engine("spectr_gbv", 3, ()), num_draws, FIRST_SEED[3])
+    finally:
+        program_lib.get_program.cache_clear()
+    assert chi_squared_test(counts, exact_law(temperature=1.0)).p_value < 1e-6
+    if num_draws == MANY:
+        assert two_sample_test(counts, plain_counts(MANY)).p_value < 1e-6

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from specjax.testing.chi_squared import assert_follows_law, chi_squared_test
+from specjax.testing.chi_squared import assert_follows_law, assert_same_law, chi_squared_test, two_sample_test
 
 
 def test_without_merging_it_is_pearsons_test():
@@ -67,3 +67,40 @@ def test_bad_input_is_refused():
         chi_squared_test(np.array([1, 2]), np.array([0.5, 0.4]))
     with pytest.raises(ValueError, match="must be at least 0"):
         chi_squared_test(np.array([1, -2]), np.array([0.5, 0.5]))
+
+
+def test_two_samples_without_merging_are_a_contingency_table():
+    first, second = np.array([210, 290, 500, 0]), np.array([110, 160, 230, 0])
+    result = two_sample_test(first, second)
+    expected = scipy.stats.chi2_contingency(np.stack((first, second))[:, :3], correction=False)
+    assert result.statistic == pytest.approx(expected.statistic)
+    assert result.p_value == pytest.approx(expected.pvalue, rel=1e-4)
+    assert (result.degrees, result.num_draws) == (2, 1500)
+    assert two_sample_test(second, first).statistic == pytest.approx(expected.statistic)
+
+
+def test_the_level_of_two_samples_holds():
+    # As above; sets of unequal size and many rare cells.
+    generator = np.random.default_rng(12)
+    law = generator.dirichlet(np.full(60, 0.3))
+    alarms = sum(
+        two_sample_test(generator.multinomial(3000, law), generator.multinomial(1000, law)).p_value < 0.01
+        for _ in range(2000)
+    )
+    assert alarms < 45
+
+
+def test_two_different_laws_are_found():
+    generator = np.random.default_rng(2)
+    law, wrong = np.array([0.45, 0.35, 0.2]), np.array([0.477, 0.322, 0.201])
+    right = generator.multinomial(40_000, law)
+    with pytest.raises(AssertionError, match="come from different laws"):
+        assert_same_law(right, generator.multinomial(40_000, wrong))
+    assert_same_law(right, generator.multinomial(40_000, law))
+
+
+def test_faulty_samples_are_refused():
+    with pytest.raises(ValueError, match="counts must be at least 0; got -1"):
+        two_sample_test(np.array([1, 2]), np.array([3, -1]))
+    with pytest.raises(ValueError, match="both sets must have at least one draw; got 3 and 0"):
+        two_sample_test(np.array([1, 2]), np.array([0, 0]))
