@@ -2,10 +2,12 @@
 
 python -m eval.benchmark --run=RUN_DIR
 python -m eval.benchmark --target=... --drafter=slim=EXPORT_DIR --drafter=full=EXPORT_DIR --questions=FILE.jsonl
+python -m eval.benchmark --target=... --self_draft_layers=0-15,18-29 --verifiers=all --num_drafts=1,3 --output_dir=DIR
 """
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +16,25 @@ from typing import Any
 from absl import flags
 from tqdm import tqdm
 
-from eval import command_flags, files
+from eval import command_flags, files, matrix_command
 from eval.command_line import float_list, int_list, run_command
 from eval.divergence import Divergence, find_divergence
 from eval.interleaved import Measurements, measure
-from eval.loading import load_command
-from eval.provenance import describe_config, describe_run, describe_target, num_params, params_digest
+from eval.loading import LoadedSystem, load_command
+from eval.provenance import describe_run, describe_system, describe_target
 from eval.questions import Question, load_questions, spread
 from eval.records import PLAIN, TurnRecord, Variant
 from eval.samples import choose_samples
 from eval.spec_bench import answer_rows
 from eval.summary import summarise_variant
 from eval.tables import print_results
+from specjax.checkpoints.target import Target
 from specjax.decoding.engine import Engine
 from specjax.decoding.request import Request, SamplingParams
 from specjax.text.chat_template import encode_prompt
 from specjax.text.prompts import load_prompts
 
+_PROMPT_PIECE = 64
 SCHEMA = 1
 
 
@@ -92,18 +96,20 @@ def run_benchmark(
     def encode(messages: list[dict[str, str]]) -> tuple[int, ...]:
         return tuple(encode_prompt(target.tokenizer, target.chat_template, messages))
 
-    engines = {(PLAIN, 0): Engine(target, num_slots=num_slots, cache_length=cache_length, draft_length=0)}
+    # One width of prompt pieces: every width is compiled for every variant, which takes longer than it computes.
+    make_engine = functools.partial(
+        Engine,
+        target,
+        num_slots=num_slots,
+        cache_length=cache_length,
+        prefill_chunk=_PROMPT_PIECE,
+        prefill_padding=_PROMPT_PIECE,
+    )
+    engines = {(PLAIN, 0): make_engine(draft_length=0)}
     for name, (drafter, params) in systems.items():
         for length in draft_lengths:
-            engines[name, length] = Engine(
-                target,
-                drafter,
-                params,
-                num_slots=num_slots,
-                cache_length=cache_length,
-                draft_length=length,
-                num_drafts=num_drafts,
-                verifier=verifier,
+            engines[name, length] = make_engine(
+                drafter, params, draft_length=length, num_drafts=num_drafts, verifier=verifier
             )
     results, answers, samples = [], [], []
     counts: dict[str, int] = {}
@@ -143,14 +149,7 @@ def run_benchmark(
         "kind": "benchmark",
         **describe_run(),
         "target": describe_target(target),
-        "systems": {
-            name: {
-                "drafter": describe_config(drafter),
-                "digest": params_digest(_own_params(params)),
-                "num_params": num_params(_own_params(params)),
-            }
-            for name, (drafter, params) in systems.items()
-        },
+        "systems": {name: describe_system(drafter, params) for name, (drafter, params) in systems.items()},
         "settings": {
             "draft_lengths": list(draft_lengths),
             "temperatures": list(temperatures),
@@ -181,15 +180,6 @@ def write_benchmark(result: Mapping[str, Any], folder: str | pathlib.Path) -> pa
     files.write_json(folder / "samples.json", result["samples"])
     return files.write_json(
         folder / "benchmark.json", {name: value for name, value in result.items() if name not in apart}
-    )
-
-
-def _own_params(params: Any) -> Any:
-    """A drafter's parameters without the embedding, which is the target's."""
-    return (
-        {name: value for name, value in params.items() if name != "embed_tokens"}
-        if isinstance(params, dict)
-        else params
     )
 
 
@@ -276,19 +266,21 @@ def _template_warnings(target: Any, training_templates: Mapping[str, str | None]
     ]
 
 
-def main() -> None:
+def main() -> int:
     """The command."""
     values = flags.FLAGS
     if values.questions is not None and (values.prompts != "held_out" or values.kinds):
         raise ValueError("`--prompts` and `--kinds` choose shipped prompts and have no effect with `--questions`")
+    if values.verifiers:
+        options = matrix_command.read_options()
+        return matrix_command.run(options, _questions(), *_load())
+    num_drafts, *others = int_list("num_drafts", values.num_drafts, minimum=1)
+    if others:
+        raise ValueError(f"`--num_drafts` must be one number without `--verifiers`; got {[num_drafts, *others]}")
     draft_lengths = int_list("draft_lengths", values.draft_lengths, minimum=1)
     temperatures = float_list("temperatures", values.temperatures, minimum=0.0)
-    if values.questions is not None:
-        questions = load_questions(values.questions)
-    else:
-        questions = [_as_question(prompt) for prompt in load_prompts(values.prompts, tuple(values.kinds) or None)]
-    questions = spread(questions, values.num_questions)
-    target, systems = load_command(**command_flags.source_arguments(), ngram=values.ngram)
+    questions = _questions()
+    target, systems = _load()
     with tqdm(desc="measuring", unit="group", disable=not sys.stderr.isatty()) as bar:
 
         def on_progress(done: int, total: int) -> None:
@@ -304,7 +296,7 @@ def main() -> None:
             num_slots=values.num_slots,
             max_new_tokens=values.max_new_tokens,
             cache_length=values.cache_length,
-            num_drafts=values.num_drafts,
+            num_drafts=num_drafts,
             verifier=values.verifier,
             top_k=values.top_k,
             top_p=values.top_p,
@@ -321,6 +313,23 @@ def main() -> None:
     folder = command_flags.output_folder()
     if folder is not None:
         print(write_benchmark(result, folder))
+    return 0
+
+
+def _questions() -> list[Question]:
+    values = flags.FLAGS
+    if values.questions is not None:
+        questions = load_questions(values.questions)
+    else:
+        questions = [_as_question(prompt) for prompt in load_prompts(values.prompts, tuple(values.kinds) or None)]
+    return spread(questions, values.num_questions)
+
+
+def _load() -> tuple[Target, dict[str, LoadedSystem]]:
+    values = flags.FLAGS
+    return load_command(
+        **command_flags.source_arguments(), ngram=values.ngram, self_draft_layers=values.self_draft_layers
+    )
 
 
 def define_flags() -> None:
@@ -328,6 +337,9 @@ def define_flags() -> None:
     command_flags.define_source()
     command_flags.define_output()
     flags.DEFINE_bool("ngram", True, "Measure prompt lookup as well.")
+    flags.DEFINE_string(
+        "self_draft_layers", None, "Draft with these layers of the target itself, without training: 0-15,18-29."
+    )
     flags.DEFINE_string("questions", None, "File of questions in MT-Bench's form, one JSON object a line.")
     flags.DEFINE_enum("prompts", "held_out", ["held_out", "train"], "Shipped prompts, where no --questions are given.")
     flags.DEFINE_list("kinds", [], "Kinds of shipped prompts; all by default.")
@@ -340,8 +352,13 @@ def define_flags() -> None:
     flags.DEFINE_integer("num_slots", 1, "Prompts decoded side by side.")
     flags.DEFINE_integer("max_new_tokens", 256, "Longest answer.")
     flags.DEFINE_integer("cache_length", None, "Slots of the cache; fits the longest conversation by default.")
-    flags.DEFINE_integer("num_drafts", 1, "Independent drafts a step.")
+    flags.DEFINE_list("num_drafts", ["1"], "Independent drafts a step; several numbers with --verifiers.")
     flags.DEFINE_string("verifier", "token", "Verification rule.")
+    flags.DEFINE_list(
+        "verifiers",
+        [],
+        "Compare rules on one drafter, at all numbers of drafts, lengths and temperatures: names, or all.",
+    )
     flags.DEFINE_integer("repeats", 1, "Timed runs of each prompt.")
     flags.DEFINE_integer("seed", 0, "Seed of the first question.")
 

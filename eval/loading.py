@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,11 @@ from eval.run_directory import RunDirectory
 from specjax.checkpoints.eagle import load_drafter
 from specjax.checkpoints.target import Target, load_target
 from specjax.drafters.eagle3 import Eagle3Drafter
+from specjax.drafters.language_model import LanguageModelDrafter, keep_layers
 from specjax.drafters.ngram import NgramDrafter
 
 NGRAM = "ngram"
+SELF_DRAFT = "self_draft"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,7 @@ def load_command(
     target: str | None,
     drafters: Sequence[str],
     ngram: bool,
+    self_draft_layers: str | None = None,
     dtype: str | None = None,
     cache_dir: str | None = None,
 ) -> tuple[Target, dict[str, LoadedSystem]]:
@@ -53,6 +57,7 @@ def load_command(
         target: source of the target, instead of `run`'s.
         drafters: folders of exported drafters, "FOLDER" or "NAME=FOLDER", beside `run`'s.
         ngram: whether prompt lookup is a system too.
+        self_draft_layers: layers of the target that draft for it, as in "0-15,18-29"; None is no such system.
         dtype: of the target's weights; None is the run's, or float32.
         cache_dir: where fetched weights are kept.
 
@@ -60,7 +65,7 @@ def load_command(
         The target, and systems by name.
 
     Raises:
-        ValueError: if neither `run` nor `target` is given, names clash, or a drafter does not fit the target.
+        ValueError: if neither `run` nor `target` is given, names clash, or a drafter or layer does not fit the target.
         FileNotFoundError: if a folder is missing.
     """
     folders: dict[str, pathlib.Path] = {}
@@ -74,14 +79,17 @@ def load_command(
         raise ValueError("`--run` or `--target` must be given")
     for value in drafters:
         name, folder = _parse_drafter(value)
-        if name in folders or name in (PLAIN, NGRAM):
+        if name in folders or name in (PLAIN, NGRAM, SELF_DRAFT):
             raise ValueError(f"`--drafter` must give each drafter its own name (NAME=FOLDER); got {name!r} twice")
         folders[name] = folder
+    layers = None if self_draft_layers is None else parse_layers(self_draft_layers)
     for folder in folders.values():
         if not folder.is_dir():
             raise FileNotFoundError(f"no exported drafter at {folder}")
     loaded = load_target(source, dtype=dtype or "float32", cache_dir=cache_dir)
     systems = {name: load_system(name, folder, loaded) for name, folder in folders.items()}
+    if layers is not None:
+        systems[SELF_DRAFT] = load_self_drafter(layers, loaded)
     if ngram:
         systems[NGRAM] = LoadedSystem(NGRAM, NgramDrafter(vocab_size=loaded.config.vocab_size), None)
     return loaded, systems
@@ -114,6 +122,48 @@ def load_system(name: str, folder: pathlib.Path, target: Target) -> LoadedSystem
         )
     embedded = {**params, "embed_tokens": target.params["embed_tokens"]}
     return LoadedSystem(name, Eagle3Drafter(config), embedded, recorded.get("template_digest"), notes)
+
+
+def load_self_drafter(layers: Sequence[int], target: Target) -> LoadedSystem:
+    """Makes a drafter of some of the target's own layers, without copying or training anything.
+
+    Raises:
+        ValueError: if a layer does not exist or they are not ascending.
+    """
+    config, params = keep_layers(target.config, target.params, layers)
+    drafter = LanguageModelDrafter(
+        config, cache_dtype=str(params["embed_tokens"].dtype), name=f"target layers {format_layers(layers)}"
+    )
+    return LoadedSystem(SELF_DRAFT, drafter, params)
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layer indices of a text such as "0-15,18-29" or "0,2,4".
+
+    Raises:
+        ValueError: if it is none.
+    """
+    layers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise ValueError(
+                f"`--self_draft_layers` must be layers and ranges of them, such as 0-15,18-29; got {text!r}"
+            )
+        layers += range(first, last + 1)
+    return tuple(layers)
+
+
+def format_layers(layers: Sequence[int]) -> str:
+    """The shortest text that `parse_layers` reads as these ascending layers."""
+    ranges: list[list[int]] = []
+    for layer in layers:
+        if ranges and layer == ranges[-1][1] + 1:
+            ranges[-1][1] = layer
+        else:
+            ranges.append([layer, layer])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _parse_drafter(value: str) -> tuple[str, pathlib.Path]:

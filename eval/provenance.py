@@ -66,6 +66,14 @@ def describe_target(target: Any) -> dict[str, Any]:
     }
 
 
+def describe_system(drafter: Any, params: Any) -> dict[str, Any]:
+    """Configuration of a drafter, digest and size of its parameters; the embedding, which is the target's, left out."""
+    own = params
+    if isinstance(params, dict):
+        own = {name: value for name, value in params.items() if name != "embed_tokens"}
+    return {"drafter": describe_config(drafter), "digest": params_digest(own), "num_params": num_params(own)}
+
+
 def describe_machine() -> dict[str, Any]:
     """Devices, processor count and operating system."""
     devices = jax.devices()

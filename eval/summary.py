@@ -84,7 +84,7 @@ def _summarise(
     answered = [record for record in records if not record.completion.failed]
     num_tokens = sum(len(record.completion.token_ids) for record in answered)
     repetition = [(repeated_ngram_share(r.completion.token_ids), len(r.completion.token_ids)) for r in answered]
-    acceptance = _acceptance(answered)
+    acceptance = summarise_acceptance(answered)
     summary: dict[str, Any] = {
         "acceptance": acceptance,
         "block_efficiency": acceptance["acceptance_length"],
@@ -100,7 +100,7 @@ def _summarise(
     return summary
 
 
-def _acceptance(records: Sequence[TurnRecord]) -> dict[str, Any]:
+def summarise_acceptance(records: Sequence[TurnRecord]) -> dict[str, Any]:
     """Acceptance of a set of answers; a step is a target call, its recovered or bonus token counts.
 
     `acceptance_length` is pooled, `acceptance_length_mean_of_requests` the unweighted mean of the answers' own,

@@ -39,6 +39,7 @@ FAST_MISTAKES = [
     ("report", ("--run=x", "y"), "unexpected argument 'y'"),
     ("report", ("--run={tmp}/none",), "no run directory at"),
     ("benchmark", ("--draft_lengths=1,two",), "`--draft_lengths` must be integers"),
+    ("benchmark", ("--verifiers=all,tokn", "--output_dir={tmp}"), "`--verifiers` must be 'all' or among"),
 ]
 SLOW_MISTAKES = [
     *((module, ("--no_such_flag=1",), "Unknown command line flag") for module in ("benchmark", "generate", "speed")),
@@ -49,6 +50,13 @@ SLOW_MISTAKES = [
     ("benchmark", ("--questions={tmp}/none.jsonl",), "no questions file at"),
     ("benchmark", ("--questions=x", "--kinds=chat"), "have no effect with `--questions`"),
     ("benchmark", ("--target={tmp}/none", "--drafter={tmp}/a"), "no exported drafter at"),
+    ("benchmark", ("--num_drafts=1,3",), "`--num_drafts` must be one number without `--verifiers`; got [1, 3]"),
+    ("benchmark", ("--num_drafts=0", "--verifiers=all", "--output_dir={tmp}"), "`--num_drafts` must be at least 1"),
+    ("benchmark", ("--verifiers=all",), "`--verifiers` needs `--output_dir` (or `--run`)"),
+    ("benchmark", ("--verifiers=all", "--repeats=2"), "`--repeats` has no effect with `--verifiers`"),
+    ("benchmark", ("--verifiers=all", "--temperatures=x", "--output_dir={tmp}"), "`--temperatures` must be numbers"),
+    ("benchmark", ("--verifiers=all", "--num_slots=0", "--output_dir={tmp}"), "`num_slots` must be at least 1"),
+    ("benchmark", ("--target=t", "--self_draft_layers=3-1"), "`--self_draft_layers` must be layers and ranges"),
     ("generate", ("--target=t", "--prompt= "), "`--prompt` must not be empty"),
     ("generate", ("--target=t", "--temperature=-1"), "`temperature` must be at least 0"),
     ("generate", ("--run={tmp}", "--ngram"), "`--ngram` has no effect"),

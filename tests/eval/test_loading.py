@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 from typing import Any
 
 import pytest
 
-from eval.loading import load_command, load_system
+from eval.loading import format_layers, load_command, load_system, parse_layers
 from specjax.drafters.eagle3 import Eagle3Drafter
 from specjax.drafters.ngram import NgramDrafter
 
@@ -76,3 +77,32 @@ def test_case_e6_a_drafter_of_other_weights_or_another_template_is_told(
     del fields["specjax"]["target"]
     (folder / "config.json").write_text(json.dumps(fields))
     assert load_system("slim", folder, chat_target).template_digest is None
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [("0-3", (0, 1, 2, 3)), ("0-1,4,6-7", (0, 1, 4, 6, 7)), (" 2 , 5 - 6 ", (2, 5, 6)), ("0,1,2", (0, 1, 2))],
+)
+def test_layers_are_read_as_ranges_and_written_back(text: str, layers: tuple[int, ...]) -> None:
+    assert parse_layers(text) == layers
+    assert parse_layers(format_layers(layers)) == layers
+    assert format_layers((0, 1, 2, 4, 6, 7)) == "0-2,4,6-7"
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "0;2", "0,,2", "0-1-2"])
+def test_faulty_layers_are_named(text: str) -> None:
+    message = f"`--self_draft_layers` must be layers and ranges of them, such as 0-15,18-29; got {text!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_layers(text)
+
+
+def test_the_target_drafts_for_itself_with_some_of_its_layers(run_directory: pathlib.Path) -> None:
+    target, systems = load(run=str(run_directory), self_draft_layers="0")
+    system = systems["self_draft"]
+    assert system.drafter.name == "target layers 0"
+    assert system.drafter.config.num_layers == 1
+    assert system.params["lm_head"] is target.params["lm_head"]
+    with pytest.raises(ValueError, match=r"`layers` must be in \[0, 1\), the model's layers; got \[0, 1\]"):
+        load(run=str(run_directory), self_draft_layers="0-1")
+    with pytest.raises(ValueError, match="must give each drafter its own name"):
+        load(target="t", drafters=["self_draft=x"], self_draft_layers="0")
