@@ -5,17 +5,21 @@ python -m eval.exactness --run=RUN_DIR --draft_lengths=1,2,3,4,5,6,7,8 --batch_s
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 from absl import flags
 
 from eval import command_flags, files
 from eval.command_line import int_list, run_command
+from eval.configuration_log import ConfigurationLog, settings_digest
 from eval.divergence import Divergence, find_divergence
 from eval.loading import load_command
-from eval.provenance import describe_run, describe_target
+from eval.provenance import describe_run, describe_system, describe_target
 from eval.questions import Question, load_questions, spread
 from eval.records import PLAIN
 from specjax.decoding import Completion, Engine, Request, SamplingParams
@@ -33,6 +37,8 @@ def check_exactness(
     max_new_tokens: int = 256,
     cache_length: int | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
+    log_path: pathlib.Path | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Decodes all prompts greedily in every way and compares with plain decoding of one prompt at a time.
 
@@ -45,6 +51,8 @@ def check_exactness(
         max_new_tokens: longest answer.
         cache_length: slots; None fits the longest prompt and answer within the context.
         on_row: told each row as it is done.
+        log_path: a growing file of rows; those that it holds for the same settings are not measured again.
+        identity: what else tells runs apart in that file, such as the drafters' digests.
 
     Returns:
         A JSON-able dict with `rows`, `exact` (whether all rows are identical) and what ran where. A row counts
@@ -52,7 +60,7 @@ def check_exactness(
         logits where the texts part.
 
     Raises:
-        ValueError: if there are no prompts, or none that fits.
+        ValueError: if there are no prompts, or none that fits, or the log is no such file.
     """
     if not prompts:
         raise ValueError("`prompts` must hold at least one prompt")
@@ -68,9 +76,23 @@ def check_exactness(
         )
         return engine.generate(requests)
 
-    reference = decode(None, None, 0, 1)
+    settings = {"max_new_tokens": max_new_tokens, "cache_length": cache_length, "num_prompts": len(prompts)}
+    log = None
+    if log_path is not None:
+        prompts_digest = settings_digest({"prompts": [list(map(int, prompt)) for prompt in prompts]})
+        log = ConfigurationLog(
+            log_path,
+            {
+                **settings,
+                "prompts_digest": prompts_digest,
+                "target": describe_target(target),
+                "jax": jax.__version__,
+                **(identity or {}),
+            },
+        )
+    reference = _reference(log, lambda: decode(None, None, 0, 1))
     # A prompt that cannot be served has no answer to compare; it must not pass as two equal ones.
-    served = [index for index, completion in enumerate(reference) if not completion.failed]
+    served = [index for index, plain in enumerate(reference) if not plain.failed]
     if not served:
         raise ValueError(f"no prompt can be served: {reference[0].finish_reason}")
     requests, reference = [requests[index] for index in served], [reference[index] for index in served]
@@ -79,8 +101,14 @@ def check_exactness(
         ways += [(name, drafter, drafter_params, length, batch) for batch in batch_sizes for length in draft_lengths]
     rows = []
     for name, drafter, drafter_params, length, batch in ways:
-        completions = decode(drafter, drafter_params, length, batch)
-        rows.append(_compare(target, name, length, batch, reference, completions))
+        model_id = f"{name} L={length} batch={batch}"
+        if log is not None and model_id in log.rows:
+            rows.append(log.rows[model_id]["row"])
+        else:
+            own = decode(drafter, drafter_params, length, batch)
+            rows.append(_compare(target, name, length, batch, reference, own))
+            if log is not None:
+                log.add({"model_id": model_id, "row": rows[-1]}, [])
         if on_row is not None:
             on_row(rows[-1])
     return {
@@ -88,15 +116,39 @@ def check_exactness(
         "kind": "exactness",
         **describe_run(),
         "target": describe_target(target),
-        "settings": {"max_new_tokens": max_new_tokens, "cache_length": cache_length, "num_prompts": len(prompts)},
+        "settings": settings,
         "num_not_served": len(prompts) - len(served),
         "exact": all(row["identical"] == row["compared"] for row in rows),
         "rows": rows,
     }
 
 
+@dataclasses.dataclass(frozen=True)
+class _Plain:
+    """What is kept of a plain completion."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    failed: bool
+
+
+def _reference(log: ConfigurationLog | None, decode: Callable[[], list[Completion]]) -> list[_Plain]:
+    """The plain answers, from the log where it has them."""
+    name = "reference"
+    if log is not None and name in log.rows:
+        return [
+            _Plain(tuple(row["prompt_ids"]), tuple(row["token_ids"]), row["finish_reason"], row["failed"])
+            for row in log.answers[name]
+        ]
+    plain = [_Plain(c.prompt_ids, c.token_ids, c.finish_reason, c.failed) for c in decode()]
+    if log is not None:
+        log.add({"model_id": name}, [{"model_id": name, **dataclasses.asdict(each)} for each in plain])
+    return plain
+
+
 def _compare(
-    target: Any, name: str, length: int, batch: int, reference: Sequence[Completion], own: Sequence[Completion]
+    target: Any, name: str, length: int, batch: int, reference: Sequence[_Plain], own: Sequence[Completion]
 ) -> dict[str, Any]:
     divergences: list[tuple[str, Divergence]] = []
     for expected, completion in zip(reference, own, strict=True):
@@ -152,6 +204,7 @@ def main() -> int:
         for question in spread(questions, values.num_questions or None)
     ]
     print_header()
+    folder = command_flags.output_folder()
     result = check_exactness(
         target,
         {name: (system.drafter, system.params) for name, system in systems.items()},
@@ -161,8 +214,9 @@ def main() -> int:
         max_new_tokens=values.max_new_tokens,
         cache_length=values.cache_length,
         on_row=print_row,
+        log_path=folder / "exactness.jsonl" if folder is not None else None,
+        identity={"drafters": {name: describe_system(s.drafter, s.params) for name, s in systems.items()}},
     )
-    folder = command_flags.output_folder()
     if folder is not None:
         print(files.write_json(folder / "exactness.json", result))
     if not result["exact"]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from eval import files
+from eval.configuration_log import ConfigurationLog
 from eval.estimates import finite_or_none
-from eval.matrix_log import MatrixLog
 from eval.matrix_page import matrix_page
 from eval.matrix_plan import Configuration, Plan
 from eval.matrix_runner import MatrixRunner, MatrixSettings
@@ -65,7 +65,7 @@ def run_matrix(
         "jax": run["versions"]["jax"],
         "machine": run["machine"],
     }
-    log = MatrixLog(folder / LOG_NAME, identity)
+    log = ConfigurationLog(folder / LOG_NAME, identity)
     runner: MatrixRunner | None = None
     for configuration in plan.configurations:
         is_known = configuration.model_id in log.rows
@@ -93,7 +93,7 @@ def run_matrix(
     }
 
 
-def judge(configurations: Sequence[Configuration], log: MatrixLog) -> list[Comparison]:
+def judge(configurations: Sequence[Configuration], log: ConfigurationLog) -> list[Comparison]:
     """Compares what the log holds about some configurations."""
     counts = {
         configuration.model_id: {

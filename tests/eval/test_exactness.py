@@ -75,3 +75,26 @@ def test_prompts_that_cannot_be_served_do_not_pass_as_equal(target: Any, systems
         check_exactness(target, systems, [long], draft_lengths=(3,), cache_length=24)
     with pytest.raises(ValueError, match="at least one prompt"):
         check_exactness(target, systems, [], draft_lengths=(3,))
+
+
+def test_a_log_keeps_what_was_checked(
+    target: Any, systems: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    real = exactness.Engine
+
+    def engine(*args: Any, **sizes: Any) -> Any:
+        made.append(sizes["draft_length"])
+        return real(*args, **sizes)
+
+    monkeypatch.setattr(exactness, "Engine", engine)
+    sizes: dict[str, Any] = {"max_new_tokens": 8, "log_path": tmp_path / "exactness.jsonl"}
+    first = check_exactness(target, systems, PROMPTS, draft_lengths=(1,), **sizes)
+    assert made == [0, 1]
+    made.clear()
+    again = check_exactness(target, systems, PROMPTS, draft_lengths=(1, 2), **sizes)
+    assert made == [2]
+    assert again["rows"][0] == first["rows"][0]
+    made.clear()
+    check_exactness(target, systems, PROMPTS, draft_lengths=(1,), **sizes, identity={"drafter": "another"})
+    assert made == [0, 1]

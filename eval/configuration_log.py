@@ -1,4 +1,4 @@
-"""The growing file of a comparison: whatever a configuration gave is on disk before the next one starts.
+"""The growing file of a measurement: whatever a configuration gave is on disk before the next one starts.
 
 One JSON object a line: `{"kind": "settings", "digest": ..}` once for each set of settings, then for each configuration
 its answers (`kind` "answer": rows in Spec-Bench's form) and, behind them, the row that makes it complete (`kind`
@@ -20,7 +20,7 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
-class MatrixLog:
+class ConfigurationLog:
     """Rows of one set of settings in a file that may hold others.
 
     Attributes:
@@ -92,6 +92,6 @@ class MatrixLog:
             except ValueError:
                 row = None
             if not isinstance(row, dict) or row.get("kind") not in ("settings", "answer", "configuration"):
-                raise ValueError(f"{self.path}:{number}: no row of a comparison of rules; use another `--output_dir`")
+                raise ValueError(f"{self.path}:{number}: no row of such a log; use another `--output_dir`")
             rows.append(row)
         return rows

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eval.matrix_log import MatrixLog
+from eval.configuration_log import ConfigurationLog
 
 SETTINGS = {"seed": 0, "target": {"digest": "abc"}}
 
@@ -19,10 +19,10 @@ def row_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def test_rows_come_back_with_their_answers(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "new" / "log.jsonl"
-    log = MatrixLog(path, SETTINGS)
+    log = ConfigurationLog(path, SETTINGS)
     for name in ("a", "b"):
         log.add(*row_of(name))
-    again = MatrixLog(path, SETTINGS)
+    again = ConfigurationLog(path, SETTINGS)
     assert again.rows == log.rows
     assert list(again.rows) == ["a", "b"]
     assert again.answers == log.answers
@@ -33,26 +33,26 @@ def test_rows_come_back_with_their_answers(tmp_path: pathlib.Path) -> None:
 
 def test_other_settings_share_the_file_and_nothing_else(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log.jsonl"
-    MatrixLog(path, SETTINGS).add(*row_of("a"))
-    other = MatrixLog(path, SETTINGS | {"seed": 1})
+    ConfigurationLog(path, SETTINGS).add(*row_of("a"))
+    other = ConfigurationLog(path, SETTINGS | {"seed": 1})
     assert other.rows == {}
     other.add(*row_of("a"))
-    assert len(MatrixLog(path, SETTINGS).rows) == len(MatrixLog(path, SETTINGS | {"seed": 1}).rows) == 1
+    assert len(ConfigurationLog(path, SETTINGS).rows) == len(ConfigurationLog(path, SETTINGS | {"seed": 1}).rows) == 1
     assert path.read_text().count('"kind": "settings"') == 2
 
 
 @pytest.mark.parametrize("lost", [1, 40, 200])
 def test_case_t14_half_a_configuration_is_measured_again(tmp_path: pathlib.Path, lost: int) -> None:
     path = tmp_path / "log.jsonl"
-    log = MatrixLog(path, SETTINGS)
+    log = ConfigurationLog(path, SETTINGS)
     log.add(*row_of("a"))
     log.add(*row_of("b"))
     content = path.read_bytes()
     path.write_bytes(content[:-lost])
-    again = MatrixLog(path, SETTINGS)
+    again = ConfigurationLog(path, SETTINGS)
     assert list(again.rows) == ["a"]
     again.add(*row_of("b"))
-    last = MatrixLog(path, SETTINGS)
+    last = ConfigurationLog(path, SETTINGS)
     assert last.rows == log.rows
     # Answers without their configuration's row belong to nobody; those of "b" count once.
     assert len(last.answers["b"]) == 2
@@ -63,5 +63,5 @@ def test_case_t14_half_a_configuration_is_measured_again(tmp_path: pathlib.Path,
 def test_another_file_is_refused_with_its_line(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"kind": "settings"}\n{"question_id": 1}\n')
-    with pytest.raises(ValueError, match=r"log.jsonl:2: no row of a comparison of rules; use another `--output_dir`"):
-        MatrixLog(path, SETTINGS)
+    with pytest.raises(ValueError, match=r"log.jsonl:2: no row of such a log; use another `--output_dir`"):
+        ConfigurationLog(path, SETTINGS)
