@@ -143,7 +143,10 @@ def _reference(log: ConfigurationLog | None, decode: Callable[[], list[Completio
         ]
     plain = [_Plain(c.prompt_ids, c.token_ids, c.finish_reason, c.failed) for c in decode()]
     if log is not None:
-        log.add({"model_id": name}, [{"model_id": name, **dataclasses.asdict(each)} for each in plain])
+        answers = [
+            {"model_id": name, "question_id": index, **dataclasses.asdict(each)} for index, each in enumerate(plain)
+        ]
+        log.add({"model_id": name}, answers)
     return plain
 
 
