@@ -2,7 +2,7 @@
 
     python -m eval.verify --all                         every rule on the default instances
     python -m eval.verify --rule=block --rule=spectr    some rules
-    python -m eval.verify --golden=FILE                 every number of a file, exits 1 at the first that differs
+    python -m eval.verify --golden=FILE                 the numbers of a file, exits 1 at the first that differs
     python -m eval.verify --all --empirical=100000      chi-squared tests of the jitted rules as well
     python -m eval.verify --time                        times beside one log-softmax of the same arrays
     python -m eval.verify --time --time_target=MODEL    and beside the model's forward of the same step
@@ -34,7 +34,11 @@ def define_flags() -> None:
     flags.DEFINE_bool("all", False, "Check every registered rule exactly.")
     flags.DEFINE_multi_string("rule", [], "Check this rule exactly; may be repeated.")
     flags.DEFINE_multi_string("rule_module", [], "Import this module first; it registers rules of its own.")
-    flags.DEFINE_string("golden", None, "Check every number of this file of exact values.")
+    flags.DEFINE_string(
+        "golden",
+        None,
+        "Check the numbers of this file of exact values; those it does not determine are held to bounds and counted.",
+    )
     flags.DEFINE_integer("empirical", 0, "Also draw this many requests from each jitted rule.", lower_bound=0)
     flags.DEFINE_integer("seed", 0, "Seed of --empirical.")
     flags.DEFINE_bool("time", False, "Time the jitted rules (all of them unless --rule is given).")
@@ -51,13 +55,12 @@ def main() -> int:
     """Runs the checks that the flags ask for; returns 0 if all passed, 1 otherwise.
 
     Raises:
-        ValueError: for an unknown rule, nothing to do, or a flag without effect.
-        ImportError: for a rule module that cannot be imported.
+        ValueError: for an unknown rule, a rule module that cannot be imported, nothing to do, or a flag without effect.
     """
     values = flags.FLAGS
     _check_flags(values)
     for module in values.rule_module:
-        importlib.import_module(module)
+        _import_rules(module)
     verifiers = [get_verifier(name) for name in (values.rule or verifier_names())]
     passed = True
     if values.golden is not None:
@@ -70,6 +73,18 @@ def main() -> int:
     if values.time:
         _print_times(verifiers, values)
     return 0 if passed else 1
+
+
+def _import_rules(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    # It is the user's code, so whatever it raises is the user's to mend.
+    except Exception as error:
+        hint = " (the name of a module has no .py)" if module.endswith(".py") else ""
+        raise ValueError(
+            f"`--rule_module` must name a module that can be imported; got {module!r}{hint}: "
+            f"{type(error).__name__}: {error}"
+        ) from None
 
 
 def _check_flags(values: flags.FlagValues) -> None:

@@ -43,7 +43,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
                 (("--all", "--seed=1"), "`--seed` has no effect without `--empirical`"),
                 (("--all", "--time_repeats=1"), "`--time_repeats` has no effect without `--time`"),
                 (("--time", "--time_target=x", "--time_vocab_size=9"), "`--time_vocab_size` has no effect with"),
-                (("--all", "--rule_module=no_such_module"), "No module named 'no_such_module'"),
+                (("--all", "--rule_module=no_such_module"), "`--rule_module` must name a module that can be imported"),
                 (("--empirical=-1",), "flag --empirical=-1"),
             )
         ),
