@@ -111,10 +111,10 @@ class MatrixRunner:
         needed = -(-(longest + settings.max_new_tokens) // 64) * 64
         self._cache_length = min(needed, target.config.max_position_embeddings)
         # All prompts are padded to one length: each length would be compiled for each K and L.
-        self._padding = min(1 << (longest - 1).bit_length(), self._cache_length)
+        self._padding = min(max(-(-(longest - 1) // 16), 1) * 16, self._cache_length)
         self._plain = self._make_engine(plan.configurations[0])
-        self._engine: tuple[tuple[Any, ...], Engine] | None = None
-        self._compiled: set[tuple[int, int]] = set()
+        self._engine: tuple[tuple[int, int], Engine] | None = None
+        self._is_compiled = False
         self._reference: tuple[float, float] | None = None
 
     def run(self, configuration: Configuration) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -125,12 +125,11 @@ class MatrixRunner:
         """
         began = time.perf_counter()
         engine = self._engine_for(configuration)
+        # Answers of one token need everything that is compiled, so that nothing is while the clock runs.
         compile_seconds = 0.0
-        if configuration.sizes not in self._compiled:
-            # Answers of one token need everything that is compiled, so that nothing is while the clock runs.
-            requests = self._requests(configuration.temperature, 1)[: self._settings.num_slots]
-            compile_seconds = generate_timed(engine, requests).wall_seconds
-            self._compiled.add(configuration.sizes)
+        if not self._is_compiled:
+            compile_seconds = generate_timed(engine, self._requests(configuration.temperature, 1)).wall_seconds
+            self._is_compiled = True
         plain_seconds = self._plain_seconds_per_call(configuration.temperature)
         group = generate_timed(engine, self._requests(configuration.temperature))
         records = [
@@ -150,14 +149,17 @@ class MatrixRunner:
         return row, answer_rows(configuration, records)
 
     def _engine_for(self, configuration: Configuration) -> Engine:
+        """The engine of these sizes, set to the configuration's rule."""
         if configuration.is_plain:
             return self._plain
-        key = (configuration.verifier, configuration.sizes)
-        if self._engine is None or self._engine[0] != key:
+        if self._engine is None or self._engine[0] != configuration.sizes:
             # The engine before, with its caches, goes first.
             self._engine = None
-            self._engine = (key, self._make_engine(configuration))
-        return self._engine[1]
+            self._engine = (configuration.sizes, self._make_engine(configuration))
+            self._is_compiled = False
+        engine = self._engine[1]
+        engine.verifier = configuration.verifier
+        return engine
 
     def _make_engine(self, configuration: Configuration) -> Engine:
         speculative: dict[str, Any] = {"draft_length": 0}
@@ -176,6 +178,8 @@ class MatrixRunner:
             cache_length=self._cache_length,
             prefill_chunk=self._padding,
             prefill_padding=self._padding,
+            # Every configuration asks the same prompts, and prefills are not what is compared.
+            keep_prefills=True,
             **speculative,
         )
 

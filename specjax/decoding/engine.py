@@ -82,6 +82,7 @@ class Engine:
         max_stop_ids: int = 8,
         prefill_chunk: int = 512,
         prefill_padding: int = 16,
+        keep_prefills: bool = False,
         steps_per_call: int = 1,
         overlap: bool = False,
     ) -> None:
@@ -96,12 +97,15 @@ class Engine:
             draft_length: most drafted tokens in a row (L); 0 is plain decoding. Without a drafter it is 0.
             num_drafts: independent drafts a step (K).
             verifier: registered name of the acceptance rule.
-            shared_verifiers: rules to compile into one step, `verifier` among them. Engines of equal sizes that name
-                the same rules share it, whichever their own is: comparing rules then compiles once.
+            shared_verifiers: rules to compile into one step, `verifier` among them: comparing rules then compiles
+                once. Engines of equal sizes that name the same rules share it, and the property `verifier` may be set
+                to any of them between runs.
             max_stop_ids: most stop tokens of a request.
             prefill_chunk: longest piece of a prompt that is fed at once, in tokens.
             prefill_padding: shorter pieces are padded to this length, longer ones to the next power of two times it:
                 each length is compiled once.
+            keep_prefills: keeps what prefilling a prompt gave, in as much memory as a slot takes, for measurements that
+                ask the same prompts again and again.
             steps_per_call: steps made on the device before the host looks, for throughput: tokens then
                 arrive in larger portions. A row that ends returns to the host at once, except for stop
                 strings, which the host finds.
@@ -154,7 +158,8 @@ class Engine:
             steps_per_call=steps_per_call,
         )
         self._program = program_lib.get_program(spec)
-        self._rule = () if len(verifiers) == 1 else (np.int32(verifiers.index(verifier)),)
+        self._verifier = verifier
+        self._prefills: dict[tuple[int, ...], state_lib.EngineState] | None = {} if keep_prefills else None
         # A drafter that cannot hold the context says so now and not in the middle of a run.
         jax.eval_shape(lambda: jax.tree.leaves(program_lib.init_state(spec, num_slots, self._dtype)))
         self._state: state_lib.EngineState | None = None
@@ -164,6 +169,22 @@ class Engine:
     def tree(self) -> DraftTree:
         """Shape of every proposal."""
         return self._program.spec.tree
+
+    @property
+    def verifier(self) -> str:
+        """Rule of the next run; may be set to any of the rules that share the step.
+
+        Raises:
+            ValueError: if the rule is none of them.
+        """
+        return self._verifier
+
+    @verifier.setter
+    def verifier(self, name: str) -> None:
+        rules = self._program.spec.verifiers
+        if name not in rules:
+            raise ValueError(f"`verifier` must be among the rules of this engine's step, {list(rules)}; got {name!r}")
+        self._verifier = name
 
     @property
     def compile_count(self) -> int:
@@ -268,9 +289,19 @@ class Engine:
 
     def _fill(self, state: state_lib.EngineState, slot: int, running: RunningRequest) -> state_lib.EngineState:
         """Prefills a request and puts it into a slot."""
+        prompt, settings = running.request.prompt_ids, self._settings(running.request)
+        kept = None if self._prefills is None else self._prefills.get(prompt)
+        row = self._prefill(prompt, settings) if kept is None else kept.with_settings(settings)
+        if self._prefills is not None:
+            self._prefills[prompt] = row
+        state = self._program.insert(state, row, np.int32(slot))
+        jax.block_until_ready(state.length)
+        running.prefilled()
+        return state
+
+    def _prefill(self, prompt: tuple[int, ...], settings: state_lib.RowSettings) -> state_lib.EngineState:
+        """A row with all of a prompt but its last token in the cache."""
         params, drafter_params, program = self._target.params, self._drafter_params, self._program
-        prompt = running.request.prompt_ids
-        settings = self._settings(running.request)
         row: state_lib.EngineState | None = None
         begin = 0
         while row is None or begin < len(prompt) - 1:
@@ -284,10 +315,7 @@ class Engine:
             else:
                 row = program.prefill(params, drafter_params, row, *arguments)
             begin += count
-        state = program.insert(state, row, np.int32(slot))
-        jax.block_until_ready(state.length)
-        running.prefilled()
-        return state
+        return row
 
     def _bucket(self, count: int, begin: int) -> int:
         """Width of a prefill: few different ones, so that few are compiled, that end inside the cache."""
@@ -314,6 +342,12 @@ class Engine:
             min_p=np.array([params.min_p], np.float32),
             seed=np.array([params.seed], np.uint32),
         )
+
+    @property
+    def _rule(self) -> tuple[np.int32, ...]:
+        """What a step that knows several rules is told beside the state."""
+        rules = self._program.spec.verifiers
+        return () if len(rules) == 1 else (np.int32(rules.index(self._verifier)),)
 
     @property
     def _dtype(self) -> Any:

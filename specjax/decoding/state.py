@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt
 
 from specjax.decoding.laws import LawParams
@@ -52,6 +54,18 @@ class EngineState:
     laws: LawParams
     seed: UInt[Array, "batch"]
     done: Bool[Array, "batch"]
+
+    def with_settings(self, settings: RowSettings) -> EngineState:
+        """One row with what another request of the same prompt asks for."""
+        settings = RowSettings(*map(jnp.asarray, settings))
+        return dataclasses.replace(
+            self,
+            remaining=settings.remaining,
+            draft_length=settings.draft_length,
+            stop_ids=settings.stop_ids,
+            laws=LawParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p),
+            seed=settings.seed,
+        )
 
 
 class RowSettings(NamedTuple):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from engine_helpers import engine_of, random_prompts, request
 
+from specjax.decoding import SamplingParams
 from specjax.decoding.scheduler import RunningRequest
 
 RULES = ("spectr", "multi_draft_block", "spectr_gbv")
@@ -16,8 +19,9 @@ def requests_of(count: int = 12):
     return [request(str(n), prompt, temperature=1.0, seed=n, max_new_tokens=14) for n, prompt in enumerate(prompts)]
 
 
-def engine_with(verifier: str, shared: tuple[str, ...] = RULES):
-    return engine_of("tabular", num_slots=4, num_drafts=2, draft_length=3, verifier=verifier, shared_verifiers=shared)
+def engine_with(verifier: str, shared: tuple[str, ...] = RULES, **settings):
+    sizes = {"num_slots": 4, "num_drafts": 2, "draft_length": 3}
+    return engine_of("tabular", verifier=verifier, shared_verifiers=shared, **sizes, **settings)
 
 
 def test_each_rule_gives_what_it_gives_alone_and_only_one_step_is_compiled():
@@ -29,6 +33,31 @@ def test_each_rule_gives_what_it_gives_alone_and_only_one_step_is_compiled():
         assert (mine.token_ids, mine.steps) == (own.token_ids, own.steps)
     # The rules differ, so nothing above holds by accident.
     assert len({tuple(c.token_ids for c in completions) for completions in outputs.values()}) == 3
+
+
+def test_the_rule_of_the_next_run_may_be_chosen():
+    engine = engine_with("spectr")
+    before = [completion.token_ids for completion in engine.generate(requests_of())]
+    engine.verifier = "spectr_gbv"
+    other = [completion.token_ids for completion in engine.generate(requests_of())]
+    assert other == [completion.token_ids for completion in engine_with("spectr_gbv").generate(requests_of())]
+    engine.verifier = "spectr"
+    assert [completion.token_ids for completion in engine.generate(requests_of())] == before
+    with pytest.raises(ValueError, match=r"`verifier` must be among the rules of this engine's step, .*; got 'token'"):
+        engine.verifier = "token"
+
+
+def test_kept_prefills_serve_requests_with_other_settings():
+    """Laws, seeds, limits and carries are those of the request, whoever asked the prompt first."""
+    others = [
+        dataclasses.replace(one, params=SamplingParams(temperature=0.6, top_k=5, seed=99 + n, max_new_tokens=3 + n))
+        for n, one in enumerate(requests_of())
+    ]
+    kept = engine_with("spectr_gbv", keep_prefills=True)
+    for requests in (requests_of(), others, requests_of()):
+        expected = engine_with("spectr_gbv").generate(requests)
+        for mine, own in zip(kept.generate(requests), expected, strict=True):
+            assert (mine.token_ids, mine.steps, mine.finish_reason) == (own.token_ids, own.steps, own.finish_reason)
 
 
 def carried_positions(verifier: str) -> int:
