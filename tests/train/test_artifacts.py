@@ -56,7 +56,7 @@ def test_a_directory_of_another_configuration_is_refused_by_flag(config: TrainCo
     other = dataclasses.replace(config, learning_rate=0.5, rank=8)
     with pytest.raises(
         RunError,
-        match=r"another configuration: --learning_rate \(there 0\.02, here 0\.5\), --rank \(there None, here 8\)",
+        match=r"another configuration: --learning_rate \(there 0\.003, here 0\.5\), --rank \(there None, here 8\)",
     ):
         open_run_directory(other, [])
     assert (run_dir / "run.json").read_bytes() == before

@@ -111,7 +111,7 @@ def test_another_configuration_in_the_same_directory_is_refused(
     assert main([*command, f"--run_dir={finished}", "--noevaluate", "--learning_rate=0.5"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "another configuration: --learning_rate (there 0.02, here 0.5)" in error
+    assert "another configuration: --learning_rate (there 0.003, here 0.5)" in error
 
 
 def test_case_h6_a_tied_target_keeps_its_matrices_and_the_drafter_its_head(
