@@ -391,6 +391,22 @@ def test_case_s10_a_row_without_finite_logits_fails_alone():
         assert all(step.num_committed > 0 for step in met.steps)
 
 
+@pytest.mark.parametrize("batch", range(1, 9))
+def test_case_l16_float32_is_exact_for_every_width_and_batch(batch):
+    """Blocks of 1 to 9 tokens, one to eight rows at work: widths change the kernels, never the text."""
+    prompts = random_prompts(batch, seed=40 + batch)
+    requests = [
+        request(f"{n} {length}", prompt, max_new_tokens=12, num_speculative_tokens=length)
+        for length in range(9)
+        for n, prompt in enumerate(prompts)
+    ]
+    engine = engine_of("tabular")
+    for length in range(9):
+        alike = [one for one in requests if one.params.num_speculative_tokens == length]
+        for one, completion in zip(alike, engine.generate(alike), strict=True):
+            assert completion.token_ids == greedy_text(one.prompt_ids, 12), one.id
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("draft_length", [2, 8])
 def test_case_l16_bfloat16_differs_only_at_near_ties(draft_length):

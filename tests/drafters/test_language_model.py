@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -156,6 +157,20 @@ def test_drafts_at_temperature_zero_are_greedy_and_one_hot():
             best = int(law_after(text).argmax())
             assert set(tokens[row, 1 + (depth - 1) * 3 : 1 + depth * 3]) == {best}
             text.append(best)
+
+
+def test_case_l1_drafts_come_with_the_truncated_laws_that_they_were_drawn_from():
+    tree = TREES["three chains"]
+    laws = dataclasses.replace(law_params(3, temperature=0.8), top_k=jnp.full(3, 2, jnp.int32))
+    proposal, _ = propose(
+        jax.random.split(jax.random.key(3), 3), prefilled(PROMPTS, tree), laws, jnp.full(3, 9, jnp.int32), tree=tree
+    )
+    declared, tokens = np.exp(np.asarray(proposal.draft_log_laws)), np.asarray(proposal.tokens)
+    assert ((declared > 0).sum(axis=-1) == 2).all()
+    np.testing.assert_allclose(declared.sum(axis=-1), 1, rtol=1e-5)
+    for row in range(3):
+        for place, node in enumerate(tree.internal):
+            assert all(declared[row, place, tokens[row, child]] > 0 for child in tree.children[node])
 
 
 @pytest.mark.parametrize("accepted", [(0, 0, 0), (3, 1, 2), (2, 3, 0)])

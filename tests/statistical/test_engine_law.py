@@ -115,6 +115,68 @@ def test_three_tokens_follow_the_target_for_every_lossless_verifier(verifier, nu
     assert_follows_law(counts, exact_law(**LAWS["plain"]))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["greedy", "ngram"])
+@pytest.mark.parametrize("verifier", ["block", "greedy_block", "multi_draft_block", "spectr_gbv", "traversal"])
+def test_case_l2_l6_one_hot_drafts_keep_the_law_under_block_rules(verifier, drafter):
+    """Argmax drafts and prompt lookup come with one-hot laws, never with a soft one or none."""
+    engine = engine_of(drafter, verifier=verifier)
+    assert_follows_law(draw(engine, MANY, **LAWS["plain"]), exact_law(**LAWS["plain"]))
+
+
+# --- how much is accepted -------------------------------------------------------------------------------------------
+
+# Two tokens whatever the text: the target gives them 1/3 and 2/3, the draft 2/3 and 1/3. Expected accepted tokens of a
+# block of two, by exact enumeration; Sun et al. (ICLR 2025) give 10/9, 11/9 and 12/9 for one draft.
+EXPECTED_ACCEPTED = {
+    ("token", 1): 10 / 9,
+    ("block", 1): 11 / 9,
+    ("greedy_block", 1): 12 / 9,
+    ("spectr", 2): 1.405487,
+    ("multi_draft_block", 2): 1.527778,
+    ("spectr_gbv", 2): 1.583333,
+}
+
+
+def two_token_target() -> TinyTarget:
+    """The same logits after every text: equal embeddings, layers without effect."""
+    params = jax.tree.map(jnp.zeros_like, target().params)
+    width = target().config.hidden_size
+    logits = jnp.asarray([1 / 3, 2 / 3] + [1e-30] * (VOCAB - 2), jnp.float32)
+    params |= {
+        "embed_tokens": jnp.ones((VOCAB, width), jnp.float32),
+        "final_norm": jnp.ones(width, jnp.float32),
+        "lm_head": jnp.zeros((width, VOCAB), jnp.float32).at[0].set(jnp.log(logits)),
+    }
+    return TinyTarget(target().config, params)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2])
+def test_case_l5_the_engine_accepts_as_much_as_the_exact_laws_say(num_drafts):
+    """2,000 first blocks a rule: 5 sigma are 0.1, false alarms 6e-7; neighbouring rules are up to 0.17 apart."""
+    table = jnp.broadcast_to(jnp.log(jnp.asarray([2 / 3, 1 / 3] + [1e-30] * (VOCAB - 2), jnp.float32)), (VOCAB, VOCAB))
+    rules = tuple(rule for rule, drafts in EXPECTED_ACCEPTED if drafts == num_drafts)
+    engine = Engine(
+        two_token_target(),
+        TabularDrafter(VOCAB),
+        {"logits": table},
+        num_slots=64,
+        cache_length=16,
+        draft_length=2,
+        num_drafts=num_drafts,
+        verifier=rules[0],
+        shared_verifiers=rules,
+    )
+    params = {"temperature": 1.0, "max_new_tokens": 3}
+    for place, rule in enumerate(rules):
+        engine.verifier = rule
+        seeds = range(place * 2000, (place + 1) * 2000)
+        completions = engine.generate([Request(str(n), PROMPT, SamplingParams(seed=n, **params)) for n in seeds])
+        accepted = np.array([completion.steps[0].num_accepted for completion in completions])
+        sigma = accepted.std() / np.sqrt(len(accepted))
+        assert abs(accepted.mean() - EXPECTED_ACCEPTED[rule, num_drafts]) < 5 * sigma, rule
+
+
 # --- against plain decoding, with a language model that drafts ------------------------------------------------------
 
 # Three tokens are looked at, more are decoded: a block of four drafts is then never cut short by the answer's end, and
