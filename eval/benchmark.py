@@ -28,6 +28,7 @@ from eval.samples import choose_samples
 from eval.spec_bench import answer_rows
 from eval.summary import summarise_variant
 from eval.tables import print_results
+from specjax import verification
 from specjax.checkpoints.target import Target
 from specjax.decoding.engine import Engine
 from specjax.decoding.request import Request, SamplingParams
@@ -279,6 +280,7 @@ def main() -> int:
         raise ValueError(f"`--num_drafts` must be one number without `--verifiers`; got {[num_drafts, *others]}")
     draft_lengths = int_list("draft_lengths", values.draft_lengths, minimum=1)
     temperatures = float_list("temperatures", values.temperatures, minimum=0.0)
+    verification.get_verifier(values.verifier)  # a wrong name is said before minutes of loading
     questions = _questions()
     target, systems = _load()
     with tqdm(desc="measuring", unit="group", disable=not sys.stderr.isatty()) as bar:

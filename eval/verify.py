@@ -40,7 +40,7 @@ def define_flags() -> None:
         "Check the numbers of this file of exact values; those it does not determine are held to bounds and counted.",
     )
     flags.DEFINE_integer("empirical", 0, "Also draw this many requests from each jitted rule.", lower_bound=0)
-    flags.DEFINE_integer("seed", 0, "Seed of --empirical.")
+    flags.DEFINE_integer("seed", 0, "Seed of --empirical.", lower_bound=0, upper_bound=2**32 - 1)
     flags.DEFINE_bool("time", False, "Time the jitted rules (all of them unless --rule is given).")
     flags.DEFINE_integer("time_vocab_size", 49152, "Vocabulary size of --time.", lower_bound=2)
     flags.DEFINE_integer("time_num_drafts", 4, "Drafts of --time, for rules that use several.", lower_bound=1)

@@ -371,5 +371,10 @@ def _check_verifier(name: str, tree: DraftTree, drafter: Drafter | None) -> None
     if verifier.needs_context_law and drafter is not None and drafter.feature_layers:
         raise ValueError(
             f"`verifier` {name!r} is exact only for a drafter whose law depends on the text alone, and "
-            f"{drafter.name!r} reads the target's features; use 'token'"
+            f"{drafter.name!r} reads the target's features; use {_without_carry(tree)!r}"
         )
+
+
+def _without_carry(tree: DraftTree) -> str:
+    """The rule that accepts most among those which carry nothing from one step to the next."""
+    return "block" if tree.num_nodes == tree.max_depth + 1 else "multi_draft_block"

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from specjax.testing.instances import Instance, Prefix
 from specjax.types import DraftTree
@@ -45,7 +46,7 @@ class Enumerator:
         self.verifier.check_tree(self.tree)
         if self.max_depth is not None and not 0 <= self.max_depth <= self.tree.max_depth:
             raise ValueError(f"`max_depth` must be in [0, {self.tree.max_depth}]; got {self.max_depth}")
-        self._known: dict[Prefix, list[Emission]] = {}
+        self._known: dict[tuple, list[Emission]] = {}
 
     def initial_carry(self) -> Any:
         """The carry of a fresh request, in float64."""
@@ -65,9 +66,10 @@ class Enumerator:
         Raises:
             ValueError: if the rule offers no way to be enumerated.
         """
-        if not self.verifier.carries_state and context in self._known:
-            return self._known[context]
         carry = self.initial_carry() if carry is None else carry
+        key = (context, *(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(carry)))
+        if key in self._known:
+            return self._known[key]
         depth = self.tree.max_depth if self.max_depth is None else self.max_depth
         rule = self.verifier.rule
         with jax.enable_x64(True):
@@ -79,8 +81,7 @@ class Enumerator:
                 emissions = gbv_iteration(rule, self.tree, self.instance, context, carry, depth)
             else:
                 raise ValueError(f"`verifier` {self.verifier.name!r} must derive from ChoiceRule to be enumerated")
-        if not self.verifier.carries_state:
-            self._known[context] = emissions
+        self._known[key] = emissions
         return emissions
 
     def first_iteration_law(self) -> dict[tuple[Prefix, int], float]:

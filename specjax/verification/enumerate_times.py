@@ -305,9 +305,12 @@ def _cut(
     return inside, density, max(total - kept, 0.0)
 
 
+_quadrature = functools.cache(np.polynomial.legendre.leggauss)
+
+
 def _win_probability(others: list[TimeLaw], low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """Integral over [low, high] of P(all others score above); exact, their survivals are linear there."""
-    points, weights = np.polynomial.legendre.leggauss(len(others) // 2 + 1)
+    points, weights = _quadrature(len(others) // 2 + 1)
     at = low[:, None] + (high - low)[:, None] * (points + 1) / 2
     product = np.ones_like(at)
     for law in others:

@@ -50,6 +50,7 @@ SLOW_MISTAKES = [
     ("benchmark", ("--questions={tmp}/none.jsonl",), "no questions file at"),
     ("benchmark", ("--questions=x", "--kinds=chat"), "have no effect with `--questions`"),
     ("benchmark", ("--target={tmp}/none", "--drafter={tmp}/a"), "no exported drafter at"),
+    ("benchmark", ("--verifier=tokn",), "got 'tokn'"),
     ("benchmark", ("--num_drafts=1,3",), "`--num_drafts` must be one number without `--verifiers`; got [1, 3]"),
     ("benchmark", ("--num_drafts=0", "--verifiers=all", "--output_dir={tmp}"), "`--num_drafts` must be at least 1"),
     ("benchmark", ("--verifiers=all",), "`--verifiers` needs `--output_dir` (or `--run`)"),

@@ -116,3 +116,11 @@ def test_two_tokens_follow_the_target(num_drafts, verifier):
     for completion in engine.generate(requests):
         counts[completion.token_ids] += 1
     assert_follows_law(counts, exact_joint_law(target(), PROMPTS[1], 2, law))
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "verifier", "advice"), [(1, "greedy_block", "block"), (2, "spectr_gbv", "multi_draft_block")]
+)
+def test_rules_with_a_carry_are_refused_with_the_best_rule_without_one(num_drafts, verifier, advice):
+    with pytest.raises(ValueError, match=f"'{verifier}' is exact only for .* use '{advice}'$"):
+        engine_of(num_drafts=num_drafts, verifier=verifier)
