@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from eval import report
-from eval.files import read_json
+from eval.files import read_json, write_json
 from eval.provenance import describe_target
 from specjax.checkpoints.eagle import export_drafter
 from specjax.checkpoints.target import Target, load_target
@@ -19,6 +20,7 @@ from specjax.drafters.eagle3_layer import Eagle3Config, Params
 from train import mesh as mesh_lib
 from train.artifacts import RunError, lock_directory, open_run_directory, update_record
 from train.config import TrainConfig
+from train.data import Rows
 from train.evaluation import evaluate
 from train.plan import drafter_config
 from train.prepare import prepare_rows
@@ -26,12 +28,29 @@ from train.stages import stage
 from train.trainer import Trainer
 
 
-def run(config: TrainConfig, argv: Sequence[str]) -> Path:
+@dataclasses.dataclass
+class SharedInputs:
+    """What runs that differ in their drafter alone make once and use together.
+
+    Attributes:
+        config: the settings that prompts, answers and rows are made with; its seed is theirs, whatever seed a run
+            starts its drafter and orders its rows with.
+        target: the model, loaded by the first run that needs it.
+        rows: training and held-out rows, made by the first run that needs them.
+    """
+
+    config: TrainConfig
+    target: Target | None = None
+    rows: tuple[Rows, Rows] | None = None
+
+
+def run(config: TrainConfig, argv: Sequence[str], *, shared: SharedInputs | None = None) -> Path:
     """Runs all stages that are not done yet.
 
     Args:
         config: the settings.
         argv: the command, for the record.
+        shared: what earlier runs of this process on the same target and `--data_dir` have made; filled if empty.
 
     Returns:
         The run directory.
@@ -50,8 +69,9 @@ def run(config: TrainConfig, argv: Sequence[str]) -> Path:
                 stack.enter_context(lock_directory(folder))
             open_run_directory(config, argv)
         mesh_lib.wait_for_all("run directory")
-        target, drafter = _load(config, run_dir, record=first_process)
-        rows, held_out = prepare_rows(config, target, run_dir, data_dir)
+        shared = shared or SharedInputs(config)
+        target, drafter = _load(config, run_dir, shared, record=first_process)
+        rows, held_out = _rows(shared, target, run_dir, data_dir)
         trainer = Trainer(config, target, drafter, rows, held_out, data_dir)
         with stage("training") as done:
             state = trainer.train(run_dir)
@@ -77,18 +97,28 @@ def _check_before_work(config: TrainConfig) -> None:
         raise RunError(f"`--text` must be a readable file; {config.text}: No such file")
 
 
-def _load(config: TrainConfig, run_dir: Path, *, record: bool) -> tuple[Target, Eagle3Config]:
+def _load(config: TrainConfig, run_dir: Path, shared: SharedInputs, *, record: bool) -> tuple[Target, Eagle3Config]:
     # A template that shows the date must show the same one when a run goes on after midnight.
     started = read_json(run_dir / "run.json")["starts"][0]["time"][:10]
     with stage("target") as done:
-        target = load_target(
+        target = shared.target or load_target(
             config.target, dtype=config.target_dtype, cache_dir=config.cache_dir, date=config.template_date or started
         )
+        shared.target = target
         drafter = drafter_config(config, target.config)
         if record:
             update_record(run_dir, target=describe_target(target))
         done(f"{target.name}, {config.target_dtype}")
     return target, drafter
+
+
+def _rows(shared: SharedInputs, target: Target, run_dir: Path, data_dir: Path) -> tuple[Rows, Rows]:
+    manifest = Path("data") / "manifest.json"
+    if shared.rows is None:
+        shared.rows = prepare_rows(shared.config, target, run_dir, data_dir)
+    elif jax.process_index() == 0 and (data_dir / manifest).exists():
+        write_json(run_dir / manifest, read_json(data_dir / manifest))
+    return shared.rows
 
 
 def _export(config: TrainConfig, target: Target, drafter: Eagle3Config, params: Params, run_dir: Path) -> Path:

@@ -35,16 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = parse_command_line(arguments)
     except ValueError as error:
-        return _fail(error, EXIT_BAD_FLAGS)
+        return report_error(error, EXIT_BAD_FLAGS)
     try:
         _run(config, arguments)
     except KeyboardInterrupt:
-        return _fail("interrupted; the same command goes on where this one stopped", EXIT_INTERRUPTED)
+        return report_error("interrupted; the same command goes on where this one stopped", EXIT_INTERRUPTED)
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         # One line is what the user of a command needs; who looks for a fault in the program finds the rest here.
         if (Path(config.run_dir) / "run.json").exists():
             (Path(config.run_dir) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
-        return _fail(error, EXIT_FAILED)
+        return report_error(error, EXIT_FAILED)
     return 0
 
 
@@ -60,7 +60,8 @@ def _run(config: TrainConfig, arguments: Sequence[str]) -> None:
     print(f"done: {pipeline.run(config, arguments)}")
 
 
-def _fail(error: object, status: int) -> int:
+def report_error(error: object, status: int) -> int:
+    """One line on standard error; returns the exit status."""
     message = " ".join(str(error).split()) or type(error).__name__
     print(f"error: {message}", file=sys.stderr)
     return status
