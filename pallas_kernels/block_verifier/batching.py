@@ -1,0 +1,71 @@
+"""Batches of requests as more rows: the kernels see one list of rows, `jax.vmap` over requests makes it longer.
+
+Laws of a batch, [B, rows, V], are [B * rows, V] in memory already, so that nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array
+
+Normalisers = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
+Sums = Callable[[Array, Array, Array, Array], Array]
+
+
+def normalisers_of_requests(log_normalisers: Normalisers) -> Normalisers:
+    """`(target_logits, draft_logits, target_scale, draft_scale) -> (normalisers, normalisers)` under `vmap`."""
+
+    @custom_vmap
+    def run(target_logits: Array, draft_logits: Array, target_scale: Array, draft_scale: Array) -> tuple[Array, Array]:
+        return log_normalisers(target_logits, draft_logits, target_scale, draft_scale)
+
+    @run.def_vmap
+    def _(size: int, batched: Sequence[bool], *arguments: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+        flat = [
+            _joined(argument if has else _repeated(argument, size))
+            for argument, has in zip(arguments, batched, strict=True)
+        ]
+        target, draft = run(*flat)
+        return (target.reshape(size, -1), draft.reshape(size, -1)), (True, True)
+
+    return run
+
+
+def sums_of_requests(residual_sums: Sums) -> Sums:
+    """`(target_logits, draft_logits, rows [2, pairs], scales [4, pairs]) -> sums [pairs, blocks]` under `vmap`."""
+
+    @custom_vmap
+    def run(target_logits: Array, draft_logits: Array, rows: Array, scales: Array) -> Array:
+        return residual_sums(target_logits, draft_logits, rows, scales)
+
+    @run.def_vmap
+    def _(size: int, batched: Sequence[bool], *arguments: Array) -> tuple[Array, bool]:
+        rows, scales = (
+            argument if has else _repeated(argument, size)
+            for argument, has in zip(arguments[2:], batched[2:], strict=True)
+        )
+        flat_logits, first_rows = [], []
+        for logits, has in zip(arguments[:2], batched[:2], strict=True):
+            # Laws that all requests share stay as they are.
+            flat_logits.append(_joined(logits) if has else logits)
+            first_rows.append(logits.shape[1] if has else 0)
+        request = jnp.arange(size, dtype=rows.dtype)[:, None, None]
+        rows = rows + request * jnp.asarray(first_rows, rows.dtype)[:, None]
+        sums = run(
+            *flat_logits, *(jnp.moveaxis(values, 0, 1).reshape(values.shape[1], -1) for values in (rows, scales))
+        )
+        return sums.reshape(size, -1, sums.shape[-1]), True
+
+    return run
+
+
+def _repeated(values: Array, size: int) -> Array:
+    return jnp.broadcast_to(values, (size, *values.shape))
+
+
+def _joined(values: Array) -> Array:
+    return jax.lax.collapse(values, 0, 2)
