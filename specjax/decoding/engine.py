@@ -61,7 +61,8 @@ class Engine:
     of requests do not enter. At temperature 0 in float32 speculative output equals plain decoding.
 
     The engine compiles one step for its sizes, and one prefill for each prompt length rounded up to a power
-    of two. Engines of equal sizes share the compiled functions.
+    of two. Engines of equal sizes share the compiled functions; those that differ in draft length, number of drafts
+    or rule still share the prefill.
 
     Attributes:
         last_run: where the time of the latest `generate` or `stream` went.
@@ -189,7 +190,7 @@ class Engine:
     @property
     def compile_count(self) -> int:
         """How often functions of these sizes were compiled, in all engines that share them."""
-        return sum(self._program.trace_counts.values())
+        return sum((self._program.trace_counts + self._program.prompts.trace_counts).values())
 
     def generate(self, requests: Sequence[Request], *, on_tokens: OnTokens | None = None) -> list[Completion]:
         """Decodes all requests.
@@ -301,7 +302,7 @@ class Engine:
 
     def _prefill(self, prompt: tuple[int, ...], settings: state_lib.RowSettings) -> state_lib.EngineState:
         """A row with all of a prompt but its last token in the cache."""
-        params, drafter_params, program = self._target.params, self._drafter_params, self._program
+        params, drafter_params, program = self._target.params, self._drafter_params, self._program.prompts
         row: state_lib.EngineState | None = None
         begin = 0
         while row is None or begin < len(prompt) - 1:
@@ -322,7 +323,7 @@ class Engine:
         width = self._prefill_padding
         while width < count:
             width *= 2
-        return min(width, self._program.spec.num_slots_in_cache - begin)
+        return min(width, self._program.prompts.spec.row_spec.num_slots_in_cache - begin)
 
     def _settings(self, request: Request) -> state_lib.RowSettings:
         params = request.params

@@ -19,7 +19,7 @@ from specjax.decoding.state import EngineState, RowSettings
 from specjax.decoding.stopping import count_until_stop
 from specjax.drafters import base as drafter_base
 from specjax.models import KVCache, ModelConfig, Params, commit_path, compute_logits, forward
-from specjax.types import DraftTree, Proposal, Verdict
+from specjax.types import DRAW_DETERMINISTIC, DRAW_IID, DraftTree, Proposal, Verdict
 
 # Columns of a step's output behind the committed tokens.
 NUM_EXTRA_COLUMNS = 4
@@ -53,17 +53,58 @@ class ProgramSpec:
         return self.cache_length + self.tree.num_nodes
 
 
+@dataclasses.dataclass(frozen=True)
+class PromptSpec:
+    """Everything static about prefilling: nothing of the proposals' shape, so that all draft lengths share it.
+
+    Attributes:
+        config: the target's configuration.
+        drafter: its configuration object, or None.
+        cache_length: most tokens of a row.
+        max_stop_ids: most stop tokens of a row.
+    """
+
+    config: ModelConfig
+    drafter: drafter_base.Drafter | None
+    cache_length: int
+    max_stop_ids: int
+
+    @property
+    def row_spec(self) -> ProgramSpec:
+        """The program whose state, of one slot and without drafts, is a prefilled row."""
+        draw = DRAW_DETERMINISTIC if self.drafter is not None and self.drafter.deterministic else DRAW_IID
+        tree = DraftTree.chains(1, 0, draw)
+        return ProgramSpec(self.config, tree, self.drafter, (), self.cache_length, self.max_stop_ids)
+
+
+class PromptProgram:
+    """Jitted functions that feed prompts.
+
+    Attributes:
+        spec: what they were built for.
+        trace_counts: how often each function was traced, by name: one trace is one compilation.
+        start: `(params, drafter_params, settings, tokens [1, T + 1], count [1]) -> row` makes a row and
+            feeds `count` prompt tokens; column t + 1 is the token after column t.
+        prefill: `(params, drafter_params, row, tokens, count) -> row` feeds more, donates the row.
+    """
+
+    def __init__(self, spec: PromptSpec) -> None:
+        self.spec = spec
+        self.trace_counts: collections.Counter[str] = collections.Counter()
+        self.start = jax.jit(_counted(self.trace_counts, "start", functools.partial(_start, spec.row_spec)))
+        prefill = _counted(self.trace_counts, "prefill", functools.partial(_prefill, spec.row_spec))
+        self.prefill = jax.jit(prefill, donate_argnums=2)
+
+
 class Program:
     """Jitted functions of one `ProgramSpec`.
 
     Attributes:
         spec: what they were built for.
         trace_counts: how often each function was traced, by name: one trace is one compilation.
+        prompts: the functions that make rows, shared with programs of other trees and rules.
         empty: `(batch, dtype) -> state` of empty slots.
-        start: `(params, drafter_params, settings, tokens [1, T + 1], count [1]) -> row` makes a row and
-            feeds `count` prompt tokens; column t + 1 is the token after column t.
-        prefill: `(params, drafter_params, row, tokens, count) -> row` feeds more, donates the row.
-        insert: `(state, row, slot) -> state`, donates the state.
+        insert: `(state, row, slot) -> state` puts a prefilled row into a slot, donates the state.
         step: `(params, drafter_params, state, rule=0) -> (state, outputs [n, B, D + 4] int32)`, donates the state;
             `rule` is the place of a verifier in the spec. Columns: committed tokens padded with -1, then how many
             were committed, drafted and accepted, and the row's status.
@@ -72,25 +113,32 @@ class Program:
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
         self.trace_counts: collections.Counter[str] = collections.Counter()
-        self.empty = jax.jit(self._counted("empty", functools.partial(init_state, spec)), static_argnums=(0, 1))
-        self.start = jax.jit(self._counted("start", functools.partial(_start, spec)))
-        self.prefill = jax.jit(self._counted("prefill", functools.partial(_prefill, spec)), donate_argnums=2)
-        self.insert = jax.jit(self._counted("insert", state_lib.insert_row), donate_argnums=0)
-        self.step = jax.jit(self._counted("step", functools.partial(_steps, spec)), donate_argnums=2)
+        self.prompts = get_prompt_program(PromptSpec(spec.config, spec.drafter, spec.cache_length, spec.max_stop_ids))
+        counted = functools.partial(_counted, self.trace_counts)
+        self.empty = jax.jit(counted("empty", functools.partial(init_state, spec)), static_argnums=(0, 1))
+        self.insert = jax.jit(counted("insert", functools.partial(_insert, spec)), donate_argnums=0)
+        self.step = jax.jit(counted("step", functools.partial(_steps, spec)), donate_argnums=2)
 
-    def _counted(self, name: str, function: Any) -> Any:
-        def traced(*args: Any) -> Any:
-            self.trace_counts[name] += 1
-            return function(*args)
 
-        traced.__name__ = name
-        return traced
+def _counted(counts: collections.Counter[str], name: str, function: Any) -> Any:
+    def traced(*args: Any) -> Any:
+        counts[name] += 1
+        return function(*args)
+
+    traced.__name__ = name
+    return traced
 
 
 @functools.lru_cache(maxsize=32)
 def get_program(spec: ProgramSpec) -> Program:
     """The functions for `spec`, made once."""
     return Program(spec)
+
+
+@functools.lru_cache(maxsize=32)
+def get_prompt_program(spec: PromptSpec) -> PromptProgram:
+    """The functions for `spec`, made once."""
+    return PromptProgram(spec)
 
 
 def init_state(spec: ProgramSpec, batch: int, dtype: Any, settings: RowSettings | None = None) -> EngineState:
@@ -108,8 +156,6 @@ def init_state(spec: ProgramSpec, batch: int, dtype: Any, settings: RowSettings 
     Raises:
         ValueError: if the drafter cannot serve this length or tree.
     """
-    rules = map(verification.get_verifier, spec.verifiers)
-    carry = tuple(rule.init_carry(spec.tree, spec.config.vocab_size) for rule in rules)
     done = jnp.full(batch, settings is None)
     if settings is None:
         settings = state_lib.RowSettings(
@@ -123,7 +169,7 @@ def init_state(spec: ProgramSpec, batch: int, dtype: Any, settings: RowSettings 
     return EngineState(
         cache=KVCache.zeros(spec.config, batch, slots, dtype),
         drafter_state=() if spec.drafter is None else spec.drafter.init_state(batch, slots, spec.tree),
-        carry=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *jnp.shape(leaf))), carry),
+        carry=_fresh_carry(spec, batch),
         last_token=jnp.zeros(batch, jnp.int32),
         length=jnp.zeros(batch, jnp.int32),
         remaining=settings.remaining,
@@ -133,6 +179,17 @@ def init_state(spec: ProgramSpec, batch: int, dtype: Any, settings: RowSettings 
         seed=settings.seed,
         done=done,
     )
+
+
+def _fresh_carry(spec: ProgramSpec, batch: int) -> tuple[Any, ...]:
+    rules = map(verification.get_verifier, spec.verifiers)
+    carry = tuple(rule.init_carry(spec.tree, spec.config.vocab_size) for rule in rules)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch, *jnp.shape(leaf))), carry)
+
+
+def _insert(spec: ProgramSpec, state: EngineState, row: EngineState, slot: Int[Array, ""]) -> EngineState:
+    row = row.replace(carry=_fresh_carry(spec, 1))  # pyright: ignore[reportAttributeAccessIssue]
+    return state_lib.insert_row(state, row, slot)
 
 
 def _start(

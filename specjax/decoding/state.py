@@ -89,14 +89,17 @@ def insert_row(state: EngineState, row: EngineState, slot: Int[Array, ""]) -> En
 
     Args:
         state: B slots.
-        row: one slot; leaves [1, ...].
+        row: one slot; leaves [1, ...], in no direction longer than those of `state`. What a shorter leaf lacks
+            becomes zeros, so that nothing of the slot's last request stays.
         slot: index in [0, B), [].
 
     Returns:
         The state with the row in place.
     """
-    return jax.tree.map(
-        lambda whole, part: jax.lax.dynamic_update_slice_in_dim(whole, part.astype(whole.dtype), slot, axis=0),
-        state,
-        row,
-    )
+
+    def insert(whole: Array, part: Array) -> Array:
+        missing = [(0, wide - narrow) for wide, narrow in zip(whole.shape[1:], part.shape[1:], strict=True)]
+        full = jnp.pad(part.astype(whole.dtype), [(0, 0), *missing])
+        return jax.lax.dynamic_update_slice_in_dim(whole, full, slot, axis=0)
+
+    return jax.tree.map(insert, state, row)

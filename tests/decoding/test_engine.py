@@ -156,6 +156,18 @@ def test_nothing_is_compiled_again():
     assert engine.compile_count == other.compile_count == count
 
 
+def test_draft_lengths_and_numbers_of_drafts_share_the_prefill():
+    first, second = engine_of("self", draft_length=2), engine_of("self", draft_length=3)
+    requests = [request(str(i), prompt, max_new_tokens=6) for i, prompt in enumerate(random_prompts(4))]
+    expected = first.generate(requests)
+    counts = dict(first._program.prompts.trace_counts)
+    completions = second.generate(requests)
+    assert second._program is not first._program
+    assert dict(second._program.prompts.trace_counts) == counts
+    assert counts["start"] >= 1
+    assert [c.token_ids for c in completions] == [c.token_ids for c in expected]
+
+
 def test_streams_carry_what_completions_say():
     requests = mixed_requests()
     tokens: dict[str, list[int]] = {one.id: [] for one in requests}

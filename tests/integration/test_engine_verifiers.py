@@ -130,6 +130,7 @@ def test_an_inherited_carry_would_be_noticed(verifier, num_drafts, monkeypatch):
     """The same requests in an engine whose refill forgets the carry: the test above would fail."""
 
     def insert_without_carry(state, row, slot):
+        row = row.replace(carry=jax.tree.map(lambda leaf: leaf[:1], state.carry))
         return state_lib.insert_row(state, row, slot).replace(carry=state.carry)
 
     engine = carry_engine(verifier, num_drafts)
