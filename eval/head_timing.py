@@ -12,37 +12,25 @@ import jax.numpy as jnp
 
 from eval.timing import Timing, time_interleaved
 from specjax.drafters.eagle3 import Eagle3Drafter
-from specjax.heads.base import HeadConfig, get_head, register_head
+from specjax.heads.base import BaseHead, HeadConfig, get_head, register_head
 from specjax.sampling import lowest_argmax
 
 NO_HEAD = "none (timing only)"
 FULL = "full"
 
 
-class _NoHead:
+class _NoHead(BaseHead):
     """Logits that cost no weights: one number of the hidden state plus the token's id.
 
     They depend on the hidden state and differ from token to token, so that nothing of the drafter or of the sampling
     behind the head can be optimised away.
     """
 
-    def resolve_rank(self, config: HeadConfig) -> int | None:
-        return None
-
     def init(self, rng_key: Any, config: HeadConfig, dtype: Any = jnp.float32) -> dict[str, Any]:
         return {"slope": jnp.linspace(0.0, 1.0, config.vocab_size, dtype=jnp.float32)}
 
-    def project(self, params: dict[str, Any], hidden: Any) -> Any:
-        return hidden
-
-    def output_matrix(self, params: dict[str, Any]) -> Any:
-        raise NotImplementedError("a head that is not there has no matrix")
-
-    def logits(self, params: dict[str, Any], hidden: Any) -> Any:
+    def logits(self, params: dict[str, Any], hidden: Any, config: HeadConfig | None = None, position: int = 0) -> Any:
         return hidden[..., :1].astype(jnp.float32) + params["slope"]
-
-    def merged_weight(self, params: dict[str, Any]) -> Any:
-        raise NotImplementedError("a head that is not there has no matrix")
 
     def num_params(self, config: HeadConfig) -> int:
         return 0
@@ -114,14 +102,15 @@ def time_heads_alone(
         copies = max(2, min(max_copies, -(-buffer_bytes // max(size, 1))))
         buffers = [jax.tree.map(lambda leaf: leaf + jnp.zeros_like(leaf), params) for _ in range(copies)]
         keys = jax.random.split(jax.random.key(1), copies)
-        dtype = jax.tree.leaves(params)[0].dtype
+        # Ids have no say in the dtype of the states.
+        dtype = next(leaf.dtype for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.floating))
         inputs = [jax.random.normal(key, (batch, 1, config.hidden_size), jnp.float32).astype(dtype) for key in keys]
-        calls[name] = _rotating(config.kind, list(zip(buffers, inputs, strict=True)))
+        calls[name] = _rotating(config, list(zip(buffers, inputs, strict=True)))
     return time_interleaved(calls, rounds=rounds)
 
 
-def _rotating(kind: str, buffers: list[tuple[Any, jax.Array]]) -> Callable[[], Any]:
-    head = get_head(kind)
-    call = jax.jit(lambda params, hidden: lowest_argmax(head.logits(params, hidden)))
+def _rotating(config: HeadConfig, buffers: list[tuple[Any, jax.Array]]) -> Callable[[], Any]:
+    head = get_head(config.kind)
+    call = jax.jit(lambda params, hidden: lowest_argmax(head.logits(params, hidden, config)))
     turn = itertools.cycle(buffers)
     return lambda: call(*next(turn))

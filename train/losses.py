@@ -28,15 +28,17 @@ class PairStatistics:
     """What is known of every (draft step, entry) pair, weighted or not.
 
     Attributes:
-        divergence: KL(target law || draft law), in nats.
+        divergence: KL(target law || draft law) in nats, or the value of another objective.
         acceptance: sum over tokens of min(target, draft): the chance that a sampled draft is accepted; 0 where it was
             not measured.
         top1: 1 where target and draft agree on the most likely token; 0 where it was not measured.
+        ceiling: the target's mass over the tokens that can be drafted; None where that is all of them.
     """
 
     divergence: Float[Array, "*pairs"]
     acceptance: Float[Array, "*pairs"]
     top1: Float[Array, "*pairs"]
+    ceiling: Float[Array, "*pairs"] | None = None
 
 
 @jax.custom_vjp
@@ -119,10 +121,10 @@ def _sweep(states, matrix, target_states, target_matrix, weights, measured, *, w
                 scale = weight[step][..., None]
                 state_gradients.append((scale * (draft_mean - law.mean)).astype(hidden.dtype))
                 weighted = scale * hidden[step].astype(jnp.float32)
-                matrix_gradient += _outer(weighted / normaliser, unnormalised, matrix.dtype)
+                matrix_gradient += outer(weighted / normaliser, unnormalised, matrix.dtype)
                 served = served.at[:, served_positions].add(weighted)
         if with_gradients:
-            matrix_gradient -= _outer(served / target.normaliser, target.unnormalised, matrix.dtype)
+            matrix_gradient -= outer(served / target.normaliser, target.unnormalised, matrix.dtype)
         statistics = jax.tree.map(lambda *steps: jnp.stack(steps), *outputs)
         return matrix_gradient, (statistics, jnp.stack(state_gradients) if with_gradients else None)
 
@@ -145,10 +147,10 @@ class _TargetLaws:
 
 
 def _target_laws(hidden: Array, matrix: Array, columns: Array) -> _TargetLaws:
-    logits = _product(hidden, matrix, 0)
+    logits = product(hidden, matrix, 0)
     shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
     unnormalised = jnp.exp(shifted)
-    sums = _product(unnormalised, columns, 1)
+    sums = product(unnormalised, columns, 1)
     normaliser = sums[..., -1:]
     mean_logit = _wide_sum(unnormalised * shifted) / normaliser[..., 0]
     return _TargetLaws(unnormalised, normaliser, mean_logit - jnp.log(normaliser[..., 0]), sums[..., :-1] / normaliser)
@@ -157,10 +159,10 @@ def _target_laws(hidden: Array, matrix: Array, columns: Array) -> _TargetLaws:
 def _draft_laws(
     hidden: Array, matrix: Array, columns: Array, law: _TargetLaws, measured: Array
 ) -> tuple[PairStatistics, Array, Array, Array]:
-    logits = _product(hidden, matrix, 0)
+    logits = product(hidden, matrix, 0)
     largest = jnp.max(logits, axis=-1, keepdims=True)
     unnormalised = jnp.exp(logits - largest)
-    sums = _product(unnormalised, columns, 1)
+    sums = product(unnormalised, columns, 1)
     normaliser = sums[..., -1:]
     mean_logit = jnp.sum(hidden.astype(jnp.float32) * law.mean, axis=-1)
     divergence = law.negative_entropy - mean_logit + (largest + jnp.log(normaliser))[..., 0]
@@ -176,7 +178,7 @@ def _draft_laws(
     return statistics, unnormalised, normaliser, sums[..., :-1] / normaliser
 
 
-def _product(x: Array, matrix: Array, axis: int) -> Array:
+def product(x: Array, matrix: Array, axis: int) -> Array:
     """x times a matrix, contracted over the matrix's `axis`; float32 result."""
     precision = lax.Precision.HIGHEST if matrix.dtype == jnp.float32 else lax.Precision.DEFAULT
     return lax.dot_general(
@@ -188,7 +190,7 @@ def _product(x: Array, matrix: Array, axis: int) -> Array:
     )
 
 
-def _outer(left: Array, right: Array, dtype: jnp.dtype) -> Array:
+def outer(left: Array, right: Array, dtype: jnp.dtype) -> Array:
     """Sum over all rows of outer products: [n, G, k], [n, G, V] to [k, V]."""
     precision = lax.Precision.HIGHEST if dtype == jnp.float32 else lax.Precision.DEFAULT
     return lax.dot_general(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import jax
@@ -33,7 +33,7 @@ class OptimizerConfig:
         momentum: decay of Muon's momentum.
         adam_share: learning rate of what Muon leaves to AdamW, as a share of Muon's.
         clip_norm: largest global gradient norm.
-        frozen: names of top-level parameters that stay as they are, for example ("head",).
+        frozen: names of parameters that stay as they are, for example ("head",) or ("head.ids", "fc").
 
     Raises:
         ValueError: naming the field, the rule and the value.
@@ -139,11 +139,23 @@ def _is_matrix(params: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.ndim == 2, params)
 
 
-def _label_frozen(params: dict[str, Any], frozen: tuple[str, ...]) -> dict[str, Any]:
-    unknown = [name for name in frozen if name not in params]
+def fixed_mask(params: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Whether each leaf is named, itself or by what it lies in.
+
+    Raises:
+        ValueError: if a name is not that of a parameter.
+    """
+    paths = {jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(params)}
+    unknown = [name for name in names if not any(f"{path}.".startswith(f"{name}.") for path in paths)]
     if unknown:
-        raise ValueError(f"`frozen` must name parameters among {sorted(params)}; got {unknown}")
-    return {
-        name: jax.tree.map(lambda _, name=name: "frozen" if name in frozen else "trained", subtree)
-        for name, subtree in params.items()
-    }
+        raise ValueError(f"`frozen` must name parameters among {sorted(paths)}; got {unknown}")
+
+    def is_named(path: Any, _: Any) -> bool:
+        own = f"{jax.tree_util.keystr(path, simple=True, separator='.')}."
+        return any(own.startswith(f"{name}.") for name in names)
+
+    return jax.tree.map_with_path(is_named, params)
+
+
+def _label_frozen(params: dict[str, Any], frozen: tuple[str, ...]) -> dict[str, Any]:
+    return jax.tree.map(lambda is_frozen: "frozen" if is_frozen else "trained", fixed_mask(params, frozen))

@@ -1,8 +1,9 @@
 """EAGLE-3 drafters in the checkpoint form that serving engines load, and back.
 
 `model.safetensors` and `config.json` follow the published EAGLE-3 layout: [out, in] matrices, the layer under
-`midlayer.`, one dense `lm_head.weight` [V, d]. A low-rank head is merged into that matrix; its own factors lie beside
-it in `specjax/head.safetensors`, a folder below, because engines read every safetensors file next to config.json.
+`midlayer.`, one dense `lm_head.weight` [V, d]. A head over a part of the vocabulary has as many rows there as tokens,
+and the maps `d2t` (offsets) and `t2d` beside it. Any other head is merged into a dense one, and what it really consists
+of lies in `specjax/head.safetensors`, a folder below, because engines read every safetensors file next to config.json.
 The embedding is the target's and is not stored.
 """
 
@@ -22,6 +23,7 @@ import numpy as np
 from specjax.checkpoints.safetensors_io import read_header, read_tensors, write_tensors
 from specjax.drafters.eagle3_layer import Eagle3Config, Params, default_feature_layers, parameter_shapes
 from specjax.heads import HeadConfig, get_head
+from specjax.heads.vocabulary_maps import ids_of_maps, maps_of_ids
 from specjax.models.config import RopeScaling
 
 MODEL_FILE = "model.safetensors"
@@ -45,8 +47,8 @@ _LAYER = {
 }
 _HEAD = "lm_head.weight"
 # Checkpoints of other trainers may carry these; they say nothing that this drafter does not know.
-_IGNORED = ("embed_tokens.weight",)
-_VOCABULARY_MAPS = ("d2t", "t2d")
+_OPTIONAL = ("embed_tokens.weight", "d2t", "t2d")
+_DRAFT_TO_TARGET, _TARGET_TO_DRAFT = "d2t", "t2d"
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -74,10 +76,13 @@ def export_drafter(
     head = get_head(config.head.kind)
     tensors = {name: np.asarray(_get(params, path)) for name, path, _ in _table(config)}
     tensors = {name: tensors[name].T if flip else tensors[name] for name, _, flip in _table(config)}
-    tensors[_HEAD] = np.asarray(head.merged_weight(params["head"]))
+    tensors[_HEAD] = np.asarray(head.merged_weight(params["head"], config.head))
+    ids = head.support(params["head"])
+    if ids is not None:
+        tensors[_DRAFT_TO_TARGET], tensors[_TARGET_TO_DRAFT] = maps_of_ids(np.asarray(ids), config.vocab_size)
     _check_shapes(str(folder), config, {name: tensor.shape for name, tensor in tensors.items()})
     write_tensors(folder / MODEL_FILE, tensors, {"format": "pt"})
-    if config.head.kind != "full":
+    if head.from_merged(config.head, tensors[_HEAD], ids) is None:
         # As they are used: no transposition, so that nothing is rounded or reordered on the way.
         write_tensors(folder / HEAD_FILE, {name: np.asarray(leaf) for name, leaf in params["head"].items()})
     fields = {
@@ -91,28 +96,26 @@ def export_drafter(
     _check_written(folder, config, params)
 
 
-def load_drafter(folder: str | os.PathLike[str]) -> tuple[Eagle3Config, Params]:
+def load_drafter(folder: str | os.PathLike[str], *, d2t_form: str | None = None) -> tuple[Eagle3Config, Params]:
     """Reads a drafter; one exported here gives the same logits, bit for bit.
 
     Args:
-        folder: holds config.json and model.safetensors, from here or from another EAGLE-3 trainer with a head over
-            the whole vocabulary.
+        folder: holds config.json and model.safetensors, from here or from another EAGLE-3 trainer. A head over a part
+            of the vocabulary that does not say what it is becomes a `vocab_trim` head with trained rows.
+        d2t_form: how `d2t` is to be read, see `specjax.heads.vocabulary_maps.ids_of_maps`.
 
     Returns:
         Configuration and parameters, without the embedding.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if a file is broken, tensors are missing, unexpected or of another shape, or the head covers only
-            a part of the vocabulary.
+        ValueError: if a file is broken, tensors are missing, unexpected or of another shape, or it cannot be known
+            which tokens a head over a part of the vocabulary has.
     """
     folder = Path(folder)
     config = _read_config(folder)
     path = folder / MODEL_FILE
     shapes = {_plain_name(name): tuple(entry["shape"]) for name, entry in read_header(path).items()}
-    maps = [name for name in _VOCABULARY_MAPS if name in shapes]
-    if maps:
-        raise ValueError(f"{path}: heads over a part of the vocabulary are not supported; got {' and '.join(maps)}")
     _check_shapes(str(path), config, shapes)
     tensors = {_plain_name(name): tensor for name, tensor in read_tensors(path).items()}
 
@@ -121,13 +124,33 @@ def load_drafter(folder: str | os.PathLike[str]) -> tuple[Eagle3Config, Params]:
         return jnp.asarray(np.array(tensors[name].T if flip else tensors[name], order="C"))
 
     params: Params = {}
-    for name, path, flip in _table(config):
+    for name, keys, flip in _table(config):
         place = params
-        for key in path[:-1]:
+        for key in keys[:-1]:
             place = place.setdefault(key, {})
-        place[path[-1]] = take(name, flip)
-    params["head"] = {"kernel": take(_HEAD, True)} if config.head.kind == "full" else _read_head(folder, config)
+        place[keys[-1]] = take(name, flip)
+    try:
+        ids = _draft_ids(config, tensors, d2t_form)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    head = get_head(config.head.kind)
+    whole = head.from_merged(config.head, jnp.asarray(np.array(tensors[_HEAD])), ids)
+    params["head"] = _read_head(folder, config) if whole is None else whole
     return config, params
+
+
+def _draft_ids(config: Eagle3Config, tensors: Mapping[str, np.ndarray], form: str | None) -> jax.Array | None:
+    """Tokens of the head's rows; None for the whole vocabulary.
+
+    Raises:
+        ValueError: if the maps do not say it.
+    """
+    rows = get_head(config.head.kind).num_rows(config.head)
+    d2t, t2d = (tensors.get(name) for name in (_DRAFT_TO_TARGET, _TARGET_TO_DRAFT))
+    if d2t is None and rows == config.vocab_size:
+        return None
+    ids = ids_of_maps(d2t, config.vocab_size, rows, t2d=t2d, form=form)
+    return jnp.asarray(ids)
 
 
 def _plain_name(name: str) -> str:
@@ -155,9 +178,9 @@ def _check_shapes(where: str, config: Eagle3Config, found: Mapping[str, tuple[in
     for name, path, flip in _table(config):
         shape = tuple(_get(shapes, path))
         expected[name] = shape[::-1] if flip else shape
-    expected[_HEAD] = (config.vocab_size, config.hidden_size)
+    expected[_HEAD] = (get_head(config.head.kind).num_rows(config.head), config.hidden_size)
     missing = sorted(set(expected) - set(found))
-    unexpected = sorted(set(found) - set(expected) - set(_IGNORED))
+    unexpected = sorted(set(found) - set(expected) - set(_OPTIONAL))
     if missing or unexpected:
         raise ValueError(
             f"{where}: the tensors do not fit the configuration; "
@@ -174,11 +197,10 @@ def _check_shapes(where: str, config: Eagle3Config, found: Mapping[str, tuple[in
 
 def _read_head(folder: Path, config: Eagle3Config) -> dict[str, jax.Array]:
     tensors = read_tensors(folder / HEAD_FILE)
-    width, rank, vocab = config.hidden_size, config.head.inner_size, config.vocab_size
-    expected = {"down": (width, rank), "up": (rank, vocab)}
+    expected = get_head(config.head.kind).shapes(config.head)
     found = {name: tensor.shape for name, tensor in tensors.items()}
     if found != expected:
-        raise ValueError(f"{folder / HEAD_FILE}: the factors must be {expected}; got {found}")
+        raise ValueError(f"{folder / HEAD_FILE}: the parameters must be {expected}; got {found}")
     return {name: jnp.asarray(np.array(tensor)) for name, tensor in tensors.items()}
 
 
@@ -201,7 +223,7 @@ def _config_fields(config: Eagle3Config) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "vocab_size": config.vocab_size,
-        "draft_vocab_size": config.vocab_size,
+        "draft_vocab_size": get_head(config.head.kind).num_rows(config.head),
         "target_hidden_size": config.target_hidden_size,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
@@ -230,7 +252,11 @@ def _own_fields(config: Eagle3Config, target: Mapping[str, Any], metadata: Mappi
     return {
         "format_version": FORMAT_VERSION,
         "feature_layers": list(config.feature_layers),
-        "head": {"kind": config.head.kind, "rank": config.head.rank},
+        "head": {
+            "kind": config.head.kind,
+            "rank": config.head.rank,
+            **({"options": dict(config.head.options)} if config.head.options else {}),
+        },
         "num_valid_tokens": config.num_valid_tokens,
         "target": dict(target),
         "training": dict(metadata),
@@ -260,19 +286,14 @@ def _config_of(fields: Mapping[str, Any]) -> Eagle3Config:
     version = own.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         raise ValueError(f"`specjax.format_version` must be {FORMAT_VERSION}; got {version!r}")
-    if fields.get("draft_vocab_size", fields["vocab_size"]) != fields["vocab_size"]:
-        raise ValueError(
-            f"`draft_vocab_size` must be the whole vocabulary ({fields['vocab_size']}): heads over a part of it are "
-            f"not supported; got {fields['draft_vocab_size']}"
-        )
     for name, wanted in (("hidden_act", "silu"), ("attention_bias", False), ("num_hidden_layers", 1)):
         if fields.get(name, wanted) != wanted:
             raise ValueError(f"`{name}` of an EAGLE-3 drafter must be {wanted!r}; got {fields[name]!r}")
     layers = own.get("feature_layers")
     if layers is None:
         layers = [layer - 1 for layer in fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
-    head = own.get("head", {"kind": "full", "rank": None})
     num_heads, width = fields["num_attention_heads"], fields["hidden_size"]
+    head = _head_config(own.get("head"), width, fields["vocab_size"], fields.get("draft_vocab_size"))
     return Eagle3Config(
         vocab_size=fields["vocab_size"],
         hidden_size=width,
@@ -282,7 +303,7 @@ def _config_of(fields: Mapping[str, Any]) -> Eagle3Config:
         head_dim=fields.get("head_dim") or width // num_heads,
         target_hidden_size=fields.get("target_hidden_size") or width,
         feature_layers=tuple(layers),
-        head=HeadConfig(head["kind"], width, fields["vocab_size"], head["rank"]),
+        head=head,
         rope_theta=fields.get("rope_theta", 10000.0),
         rope_scaling=_rope_scaling(fields.get("rope_scaling")),
         rms_norm_eps=fields["rms_norm_eps"],
@@ -290,6 +311,24 @@ def _config_of(fields: Mapping[str, Any]) -> Eagle3Config:
         num_valid_tokens=own.get("num_valid_tokens"),
         **{name: bool(fields.get(name, False)) for name in _SWITCHES},
     )
+
+
+def _head_config(own: Mapping[str, Any] | None, width: int, vocab_size: int, rows: int | None) -> HeadConfig:
+    """The head that a configuration names, or what its number of rows tells of one from elsewhere."""
+    rows = vocab_size if rows is None else rows
+    if type(rows) is not int or not 1 <= rows <= vocab_size:
+        raise ValueError(f"`draft_vocab_size` must be in [1, vocab_size = {vocab_size}]; got {rows!r}")
+    if own is not None:
+        options = tuple(own.get("options", {}).items())
+        head = HeadConfig(own["kind"], width, vocab_size, own["rank"], options)
+    elif rows < vocab_size:
+        head = HeadConfig("vocab_trim", width, vocab_size, options=(("rows", rows), ("trained", True)))
+    else:
+        head = HeadConfig("full", width, vocab_size)
+    expected = get_head(head.kind).num_rows(head)
+    if rows != expected:
+        raise ValueError(f"`draft_vocab_size` must be {expected} for the {head.kind} head; got {rows}")
+    return head
 
 
 def _rope_scaling(value: Mapping[str, Any] | None) -> RopeScaling | None:

@@ -152,7 +152,7 @@ class Eagle3Drafter:
                 state = dataclasses.replace(state, keys=keys, values=values)
                 hidden |= {node: outputs[:, index] for index, node in enumerate(nodes)}
             stacked = jnp.stack([hidden[node] for node in nodes], axis=1)
-            node_laws = to_laws(compute_logits(params, self.config, stacked))
+            node_laws = to_laws(compute_logits(params, self.config, stacked, depth))
             drawn = _draw_children(rng_keys, node_laws, tree, nodes)
             for index, node in enumerate(nodes):
                 laws[node] = node_laws[:, index]

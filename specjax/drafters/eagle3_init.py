@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -11,10 +12,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from specjax.drafters.eagle3_layer import NUM_FEATURE_LAYERS, Eagle3Config, Params, parameter_shapes
-from specjax.heads import activation_aware_factors, get_head, svd_factors
+from specjax.heads import HEAD_INITS, HeadSource, get_head
 from specjax.models.config import ModelConfig
 
-HEAD_INITS = ("random", "svd", "activation_aware")
+__all__ = ["HEAD_INITS", "init_drafter"]
 
 # The two lower features start as a faint addition to the passed-through last one.
 _MINOR_SCALE = 0.02
@@ -29,6 +30,8 @@ def init_drafter(
     head_init: str = "activation_aware",
     covariance: Float[np.ndarray, "rows columns"] | None = None,
     warm_start: bool = True,
+    source: HeadSource | None = None,
+    base: Params | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Params:
     """Trainable parameters of a drafter (the frozen embedding is not among them).
@@ -38,12 +41,16 @@ def init_drafter(
         config: shape of the drafter.
         target_params: parameters of the target; only its last layer, final norm and head are read.
         target_config: configuration of the target.
-        head_init: "random"; "svd", the target's head truncated to the rank; "activation_aware", the same with the
-            least error over the states that occur (needs `covariance`). A full head takes the target's head
-            unless it is "random".
-        covariance: second moment of the target's final hidden states, [d, d].
+        head_init: "random"; "svd", the dense head truncated to the rank; "frequency_svd", the same with errors of
+            frequent tokens weighing more; "activation_aware", the same with the least error over the states that
+            occur (needs `covariance`). A full head takes the dense one unless it is "random".
+        covariance: second moment of the head's inputs, [d, d].
         warm_start: copy attention, feed-forward part and norms from the target's last layer and pass its latest
             feature through `fc`; otherwise all of these are random.
+        source: what else heads are made from; its `weight`, `method` and `covariance` are those given here. None is
+            nothing else.
+        base: parameters of a drafter of the same shape with a full head, to start from in the place of the target's
+            layer and head.
         dtype: dtype of all parameters.
 
     Returns:
@@ -54,16 +61,23 @@ def init_drafter(
     """
     if head_init not in HEAD_INITS:
         raise ValueError(f"`head_init` must be one of {HEAD_INITS}; got {head_init!r}")
-    if head_init == "activation_aware" and config.head.kind != "full" and covariance is None:
-        raise ValueError("`covariance` must be given for head_init='activation_aware'; got None")
     layer_key, head_key = jax.random.split(rng_key)
     del rng_key
     params = _random_layer(layer_key, config)
-    if warm_start:
+    if base is not None:
+        params = _from_base(params, base)
+    elif warm_start:
         _check_same_shape(config, target_config)
         params = _from_last_layer(params, config, target_params)
-    params["head"] = _head(head_key, config, target_params, target_config, head_init, covariance)
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), params)
+    weight = target_params["lm_head"] if base is None else base["head"]["kernel"]
+    source = dataclasses.replace(source or HeadSource(), weight=weight, method=head_init, covariance=covariance)
+    params["head"] = get_head(config.head.kind).start(head_key, config.head, source)
+
+    def in_dtype(leaf: Any) -> Array:
+        # Token ids stay whole numbers.
+        return jnp.asarray(leaf, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+
+    return jax.tree.map(in_dtype, params)
 
 
 def _random_layer(rng_key: PRNGKeyArray, config: Eagle3Config) -> Params:
@@ -87,6 +101,21 @@ def _check_same_shape(config: Eagle3Config, target_config: ModelConfig) -> None:
             raise ValueError(f"`{name}` must be the target's {theirs} for a warm start; got {ours}")
 
 
+def _from_base(params: Params, base: Params) -> Params:
+    """The parameters of another drafter, all but its head and embedding.
+
+    Raises:
+        ValueError: if it has other parameters or shapes, or no full head.
+    """
+    taken = {name: base.get(name) for name in params}
+    ours, theirs = (jax.tree.map(lambda leaf: tuple(leaf.shape), tree) for tree in (params, taken))
+    if ours != theirs:
+        raise ValueError(f"the base drafter must have parameters of shapes {ours}; got {theirs}")
+    if "kernel" not in base["head"] or "ids" in base["head"]:
+        raise ValueError(f"the base drafter must have a full head; got one of {sorted(base['head'])}")
+    return taken
+
+
 def _from_last_layer(params: Params, config: Eagle3Config, target_params: dict[str, Any]) -> Params:
     """The target's last layer in the place of the draft layer.
 
@@ -105,28 +134,3 @@ def _from_last_layer(params: Params, config: Eagle3Config, target_params: dict[s
     fc = minor.at[last:].add(jnp.eye(config.hidden_size, dtype=jnp.float32))
     norm = jnp.asarray(target_params["final_norm"], jnp.float32)
     return {**params, "midlayer": layer, "fc": fc, "norm": norm}
-
-
-def _head(
-    rng_key: PRNGKeyArray,
-    config: Eagle3Config,
-    target_params: dict[str, Any],
-    target_config: ModelConfig,
-    head_init: str,
-    covariance: np.ndarray | None,
-) -> dict[str, Array]:
-    if head_init == "random":
-        return get_head(config.head.kind).init(rng_key, config.head, jnp.float32)
-    kernel = target_params["lm_head"]
-    expected = (config.hidden_size, config.vocab_size)
-    if tuple(kernel.shape) != expected:
-        raise ValueError(f"the target's head must have shape {list(expected)}; got {list(kernel.shape)}")
-    if config.head.kind == "full":
-        return {"kernel": jnp.asarray(kernel, jnp.float32)}
-    weight = np.asarray(jnp.asarray(kernel, jnp.float32))
-    rank = config.head.inner_size
-    if covariance is None or head_init == "svd":
-        down, up = svd_factors(weight, rank)
-    else:
-        down, up = activation_aware_factors(weight, np.asarray(covariance), rank)
-    return {"down": jnp.asarray(down), "up": jnp.asarray(up)}

@@ -8,6 +8,7 @@ put the same pieces around their own attention.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -108,6 +109,7 @@ class Eagle3Config:
         *,
         head_kind: str = "low_rank",
         rank: int | None = None,
+        head_options: Mapping[str, Any] | None = None,
         feature_layers: tuple[int, ...] | None = None,
         **overrides: Any,
     ) -> Eagle3Config:
@@ -116,7 +118,8 @@ class Eagle3Config:
         Args:
             target: the target's configuration.
             head_kind: kind of the LM head.
-            rank: inner width of a low-rank head; None is d / 8.
+            rank: inner width of a head with factors; None is the kind's default.
+            head_options: settings of the kind of head.
             feature_layers: None is the usual choice, outputs of layers 1, n/2 - 1 and n - 4 of n, squeezed where the
                 target is too shallow for it.
             **overrides: any other field.
@@ -145,7 +148,8 @@ class Eagle3Config:
             "max_position_embeddings": target.max_position_embeddings,
             "num_valid_tokens": target.num_valid_tokens,
         } | overrides
-        fields.setdefault("head", HeadConfig(head_kind, fields["hidden_size"], fields["vocab_size"], rank))
+        options = tuple((head_options or {}).items())
+        fields.setdefault("head", HeadConfig(head_kind, fields["hidden_size"], fields["vocab_size"], rank, options))
         return cls(**fields)
 
 
@@ -192,6 +196,13 @@ def num_params(config: Eagle3Config) -> int:
         norms += NUM_FEATURE_LAYERS * target_width
     layer = NUM_FEATURE_LAYERS * target_width * width + attention + 3 * width * inner + norms
     return layer + get_head(config.head.kind).num_params(config.head)
+
+
+def fixed_parameters(config: Eagle3Config) -> tuple[str, ...]:
+    """Parameters that training leaves as they are: names of the drafter's, or "head.NAME"."""
+    head = get_head(config.head.kind)
+    backbone = () if head.trains_backbone else tuple(parameter_shapes(config))
+    return (*backbone, *(f"head.{name}" for name in head.fixed_parameters(config.head)))
 
 
 def combine_features(
@@ -270,10 +281,11 @@ def fed_back(
 
 
 def compute_logits(
-    params: Params, config: Eagle3Config, hidden: Float[Array, "*batch width"]
+    params: Params, config: Eagle3Config, hidden: Float[Array, "*batch width"], position: int = 0
 ) -> Float[Array, "*batch vocab"]:
-    """Float32 draft logits of raw output states; padded ids are -inf."""
-    logits = get_head(config.head.kind).logits(params["head"], head_input(params, config, hidden))
+    """Float32 logits of draft step `position` (from 0) of raw output states; ids that cannot be drafted are -inf."""
+    head = get_head(config.head.kind)
+    logits = head.logits(params["head"], head_input(params, config, hidden), config.head, position)
     if config.num_valid_tokens is None or config.num_valid_tokens == config.vocab_size:
         return logits
     return jnp.where(jnp.arange(config.vocab_size) < config.num_valid_tokens, logits, -jnp.inf)

@@ -7,7 +7,9 @@ vectors of A are the eigenvectors of A A^T. They run on the host in float64.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
+
+from specjax.heads.source import HeadSource
 
 _COLUMNS_AT_ONCE = 8192
 _RIDGE = 1e-6
@@ -17,7 +19,9 @@ Matrix = Float[np.ndarray, "d V"]
 Factors = tuple[Float[np.ndarray, "d r"], Float[np.ndarray, "r V"]]
 
 
-def svd_factors(weight: Matrix, rank: int, *, centre: bool = True) -> Factors:
+def svd_factors(
+    weight: Matrix, rank: int, *, centre: bool = True, token_weights: Float[np.ndarray, "tokens"] | None = None
+) -> Factors:
     """The best rank-r approximation of a head's weights, in the Frobenius norm.
 
     Args:
@@ -25,14 +29,63 @@ def svd_factors(weight: Matrix, rank: int, *, centre: bool = True) -> Factors:
         rank: inner width r.
         centre: subtract each input's mean over the vocabulary first. That moves all logits of a row by the same
             amount, which no softmax sees, and spends no rank on it.
+        token_weights: importance of each token's error, [V], not negative; `frequency_weights` makes the usual one.
 
     Returns:
         `down` [d, r] and `up` [r, V] in float32, balanced: both carry the square root of the singular values.
 
     Raises:
-        ValueError: if the rank is not in [1, d].
+        ValueError: if the rank is not in [1, d] or the importances do not fit.
     """
-    return _factors(weight, np.eye(weight.shape[0]), rank, centre=centre, token_weights=None)
+    return _factors(weight, np.eye(weight.shape[0]), rank, centre=centre, token_weights=token_weights)
+
+
+def frequency_weights(counts: Int[np.ndarray, "tokens"], *, smoothing: float = 10.0) -> Float[np.ndarray, "tokens"]:
+    """Importance of each token for a frequency-weighted SVD: its frequency over the mean one, plus a constant.
+
+    The constant keeps tokens that never occurred from being given up; with the default a token must be ten times
+    as frequent as the mean to count twice as much as one that was never seen.
+
+    Args:
+        counts: occurrences, [V].
+        smoothing: the constant, not negative.
+
+    Returns:
+        Importances, [V] float64.
+
+    Raises:
+        ValueError: if nothing was counted or the constant is negative.
+    """
+    if smoothing < 0 or counts.sum() < 1:
+        raise ValueError(f"`smoothing` must not be negative and `counts` not empty; got {smoothing}, {counts.sum()}")
+    return counts / counts.mean() + smoothing
+
+
+def start_factors(source: HeadSource, weight: Matrix, rank: int) -> Factors:
+    """Factors of a dense head by the source's method; see the functions above.
+
+    Args:
+        source: says which method, and has what it needs.
+        weight: the dense head, [d, V].
+        rank: inner width.
+
+    Returns:
+        `down` [d, r] and `up` [r, V].
+
+    Raises:
+        ValueError: if the source lacks the covariance or the counts, or its method is "random".
+    """
+    if source.method == "svd":
+        return svd_factors(weight, rank)
+    if source.method == "activation_aware":
+        if source.covariance is None:
+            raise ValueError("`covariance` must be given for head_init='activation_aware'; got None")
+        return activation_aware_factors(weight, np.asarray(source.covariance), rank)
+    if source.method == "frequency_svd":
+        if source.answer_counts is None:
+            raise ValueError("`answer_counts` must be given for head_init='frequency_svd'; got None")
+        return svd_factors(weight, rank, token_weights=frequency_weights(source.answer_counts))
+    raise ValueError(f"`head_init` must not be {source.method!r} for factors of a dense head")
 
 
 def activation_aware_factors(

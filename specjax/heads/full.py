@@ -8,21 +8,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from specjax.heads.base import HeadConfig, HeadParams, matmul, register_head, weight_bytes
+from specjax.heads.base import BaseHead, HeadConfig, HeadParams, register_head
+from specjax.heads.source import HeadSource
 
 
-class FullHead:
+class FullHead(BaseHead):
     """Parameters: `{"kernel": [d, V]}`. Costs d*V multiply-adds a row."""
 
-    def resolve_rank(self, config: HeadConfig) -> int | None:
-        if config.rank is not None:
-            raise ValueError(f"`rank` must be None for the full head; got {config.rank}")
-        return None
+    def shapes(self, config: HeadConfig) -> dict[str, tuple[int, ...]]:
+        return {"kernel": (config.hidden_size, config.vocab_size)}
 
     def init(self, rng_key: PRNGKeyArray, config: HeadConfig, dtype: Any = jnp.float32) -> HeadParams:
         shape = (config.hidden_size, config.vocab_size)
         kernel = jax.random.normal(rng_key, shape, jnp.float32) * jnp.float32(config.hidden_size**-0.5)
         return {"kernel": kernel.astype(dtype)}
+
+    def start(self, rng_key: PRNGKeyArray, config: HeadConfig, source: HeadSource) -> HeadParams:
+        if source.method == "random":
+            return self.init(rng_key, config)
+        return {"kernel": jnp.asarray(source.dense(config.hidden_size, config.vocab_size))}
 
     def project(self, params: HeadParams, hidden: Float[Array, "... d"]) -> Float[Array, "... d"]:
         return hidden.astype(params["kernel"].dtype)
@@ -30,20 +34,11 @@ class FullHead:
     def output_matrix(self, params: HeadParams) -> Float[Array, "d V"]:
         return params["kernel"]
 
-    def logits(self, params: HeadParams, hidden: Float[Array, "... d"]) -> Float[Array, "... V"]:
-        return matmul(hidden, params["kernel"])
-
-    def merged_weight(self, params: HeadParams) -> Float[Array, "V d"]:
+    def merged_weight(self, params: HeadParams, config: HeadConfig | None = None) -> Float[Array, "V d"]:
         return params["kernel"].T
 
-    def num_params(self, config: HeadConfig) -> int:
-        return config.hidden_size * config.vocab_size
-
-    def bytes_per_call(self, config: HeadConfig, dtype: Any) -> int:
-        return weight_bytes(self.num_params(config), dtype)
-
-    def flops(self, config: HeadConfig, tokens: int) -> int:
-        return 2 * tokens * self.num_params(config)
+    def from_merged(self, config: HeadConfig, weight: Any, ids: Any) -> HeadParams | None:
+        return {"kernel": weight.T}
 
 
 register_head("full", FullHead())
