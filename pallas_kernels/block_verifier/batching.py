@@ -48,19 +48,26 @@ def sums_of_requests(residual_sums: Sums) -> Sums:
             argument if has else _repeated(argument, size)
             for argument, has in zip(arguments[2:], batched[2:], strict=True)
         )
-        flat_logits, first_rows = [], []
-        for logits, has in zip(arguments[:2], batched[:2], strict=True):
-            # Laws that all requests share stay as they are.
-            flat_logits.append(_joined(logits) if has else logits)
-            first_rows.append(logits.shape[1] if has else 0)
-        request = jnp.arange(size, dtype=rows.dtype)[:, None, None]
-        rows = rows + request * jnp.asarray(first_rows, rows.dtype)[:, None]
+        # Laws that all requests share stay as they are.
+        flat_logits = [
+            _joined(logits) if has else logits for logits, has in zip(arguments[:2], batched[:2], strict=True)
+        ]
+        first_rows = [
+            first_row_of_requests(size, logits.shape[1] if has else 0)
+            for logits, has in zip(arguments[:2], batched[:2], strict=True)
+        ]
+        rows = rows + jnp.stack(first_rows, axis=1)[:, :, None].astype(rows.dtype)
         sums = run(
             *flat_logits, *(jnp.moveaxis(values, 0, 1).reshape(values.shape[1], -1) for values in (rows, scales))
         )
         return sums.reshape(size, -1, sums.shape[-1]), True
 
     return run
+
+
+def first_row_of_requests(size: int, num_rows: int) -> Array:
+    """Where the rows of each request begin in the joined list, [B]."""
+    return num_rows * jnp.arange(size, dtype=jnp.int32)
 
 
 def _repeated(values: Array, size: int) -> Array:

@@ -63,7 +63,8 @@ def pairs() -> Pairs:
 def exact_log_normalisers(logits: jax.Array, inverse_temperature: jax.Array) -> np.ndarray:
     """In float64, by numpy."""
     values = np.asarray(logits, np.float64) * np.asarray(inverse_temperature, np.float64)[:, None]
-    return np.log(np.sum(np.exp(values), axis=1))
+    with np.errstate(divide="ignore"):
+        return np.log(np.sum(np.exp(values), axis=1))
 
 
 def exact_residuals(values: Example) -> np.ndarray:
@@ -74,7 +75,8 @@ def exact_residuals(values: Example) -> np.ndarray:
         (values.draft_logits, values.draft_inverse_temperature),
     ):
         scaled = np.asarray(logits, np.float64) * np.asarray(temperature, np.float64)[:, None]
-        laws.append(np.exp(scaled - exact_log_normalisers(logits, temperature)[:, None]))
+        normalisers = exact_log_normalisers(logits, temperature)[:, None]
+        laws.append(np.exp(np.where(normalisers == -np.inf, -np.inf, scaled) - np.maximum(normalisers, -1e300)))
     weighted = np.exp(LOG_WEIGHT.astype(np.float64))[:, None] * laws[0][TARGET_ROW]
     return np.maximum(weighted - np.where(USES_DRAFT[:, None], laws[1][DRAFT_ROW], 0), 0)
 
