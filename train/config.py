@@ -157,12 +157,29 @@ class TrainConfig:
     feature_rows: int = setting(8, "Rows of one target forward while features are computed.", at_least=1)
 
     # The drafter.
-    head: str = setting("low_rank", "Drafter's LM head.", choices=("low_rank", "full"))
-    rank: int | None = setting(None, "Rank of the low_rank head; an eighth of the width by default.", at_least=1)
+    head: str = setting(
+        "low_rank",
+        "LM head: low_rank, full, fr_spec, vocab_trim, bcl, spec_vocab, low_rank_preview, coral or dyna_spec.",
+    )
+    rank: int | None = setting(
+        None, "Rank of a head with factors; an eighth of the width by default (low_rank_preview: 1/32).", at_least=1
+    )
+    head_options: str = setting(
+        "", "Settings of the head's kind, such as rows=8192,trained=true; an unknown name lists those there are."
+    )
     head_init: str = setting(
         "activation_aware",
-        "Start of the head: random, or the target's head, factorised plainly or with its inputs' covariance.",
-        choices=("random", "svd", "activation_aware"),
+        "Start of the head: random, or the target's head, factorised plainly, by token frequency or with its inputs' "
+        "covariance.",
+        choices=("random", "svd", "frequency_svd", "activation_aware"),
+    )
+    base: str | None = setting(
+        None,
+        "Run directory or export of a drafter with a full head to start from, in the place of the target's layer and "
+        "head; heads without a training of their own are then made from it at once.",
+    )
+    frequency_text: str | None = setting(
+        None, "Corpus that token frequencies of fr_spec come from (.txt or .jsonl); the prompts by default."
     )
     train_head: bool = setting(True, "Train the head; `--notrain_head` keeps it as it starts.")
     warm_start: bool = setting(True, "Copy the target's last layer and final norm into the drafter.")
@@ -185,6 +202,8 @@ class TrainConfig:
     train_steps: int = setting(_SHORT["train_steps"], "Optimiser steps.", at_least=1)
     stage1_steps: int = setting(_SHORT["stage1_steps"], "First steps that unroll the drafter once only.", at_least=0)
     unroll_steps: int = setting(3, "Draft steps that are unrolled in training (S).", at_least=1, at_most=32)
+    loss: str = setting("kl", "What makes the draft's law like the target's.", choices=("kl", "lk_hybrid", "lk", "tv"))
+    lk_decay: float = setting(3.0, "Share of KL in lk_hybrid is exp(-this * mean acceptance).", at_least=0.0)
     loss_decay: float = setting(0.8, "Weight of draft step i is this to the power i.", above=0.0, at_most=1.0)
     loss_rows: int = setting(32, "Positions of a row that the loss reads, as random windows; 0 takes all.", at_least=0)
     loss_window: int = setting(16, "Consecutive positions of a window.", at_least=1)
@@ -234,6 +253,11 @@ class TrainConfig:
         for name in ("stage1_steps", "warmup_steps"):
             preset[name] = min(preset[name], max(0, (steps - 1) // 3))
         return cls(**{**preset, **given})
+
+    @property
+    def head_option_values(self) -> dict[str, Any]:
+        """`head_options` by name."""
+        return parse_head_options(self.head, self.head_options)
 
     @property
     def draft_length_list(self) -> tuple[int, ...]:
@@ -298,6 +322,7 @@ def idle_settings(config: TrainConfig) -> dict[str, str]:
     own_answers = config.answer_source == "dataset"
     no_sampling = config.answers_per_prompt == 1 and config.greedy_first
     distributed = config.coordinator is not None
+    facts = head_facts(config.head)
     rules: list[tuple[bool, str, tuple[str, ...]]] = [
         (config.dataset is None, "without `--dataset`", ("dataset_split", "strict_data")),
         (config.dataset is not None, "with `--dataset`", ("prompt_kinds",)),
@@ -317,7 +342,11 @@ def idle_settings(config: TrainConfig) -> dict[str, str]:
         (no_sampling, "with one greedy answer a prompt", ("answer_temperature", "answer_top_p")),
         (config.text is None, "without `--text`", ("max_text_rows",)),
         (config.features == "online", "with `--features=online`", ("feature_dtype",)),
-        (config.head != "low_rank", f"with `--head={config.head}`", ("rank",)),
+        (not facts.uses_rank, f"with `--head={config.head}`", ("rank",)),
+        (not facts.uses_loss, f"with `--head={config.head}`", ("loss", "lk_decay")),
+        (facts.counts != "corpus_counts", f"with `--head={config.head}`", ("frequency_text",)),
+        (config.base is not None, "with `--base`", ("warm_start", "feature_layers")),
+        (config.loss != "lk_hybrid", f"with `--loss={config.loss}`", ("lk_decay",)),
         (config.optimizer != "muon", f"with `--optimizer={config.optimizer}`", ("momentum", "adam_share")),
         (config.schedule != "cosine", f"with `--schedule={config.schedule}`", ("final_learning_rate",)),
         (config.unroll_steps == 1, "with `--unroll_steps=1`", ("stage1_steps", "loss_decay")),
@@ -334,6 +363,52 @@ def idle_settings(config: TrainConfig) -> dict[str, str]:
             for name in names:
                 idle.setdefault(name, reason)
     return idle
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadFacts:
+    """What flags need to know of a kind of head; see `specjax.heads.Head`."""
+
+    uses_rank: bool = False
+    uses_loss: bool = True
+    needs_base: bool = False
+    counts: str = ""
+
+
+def head_facts(kind: str) -> HeadFacts:
+    """Facts of a kind of head.
+
+    Raises:
+        ValueError: if there is no such kind.
+    """
+    # The two usual heads are known here, so that flags are checked before the numerical libraries are loaded.
+    if kind in ("low_rank", "full"):
+        return HeadFacts(uses_rank=kind == "low_rank")
+    from specjax.heads import get_head, head_kinds
+
+    if kind not in head_kinds():
+        raise ValueError(f"`--head` must be one of {', '.join(head_kinds())}; got {kind!r}")
+    head = get_head(kind)
+    return HeadFacts(**{field.name: getattr(head, field.name) for field in dataclasses.fields(HeadFacts)})
+
+
+def parse_head_options(kind: str, text: str) -> dict[str, Any]:
+    """Values of `--head_options` by name.
+
+    Raises:
+        ValueError: naming the flag, if the head has no such option or a value is wrong.
+    """
+    if not text:
+        return {}
+    from specjax.heads import get_head, parse_options
+    from specjax.heads.options import check_option
+
+    options = get_head(kind).options
+    known = {option.name: option for option in options}
+    try:
+        return {name: check_option(kind, known, name, value) for name, value in parse_options(text, options).items()}
+    except ValueError as error:
+        raise ValueError(f"`--head_options` must fit the head: {error}") from None
 
 
 def differing_flags(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -379,6 +454,14 @@ def _check_together(config: TrainConfig) -> None:
         raise ValueError(f"`--draft_lengths` must be at least 1 each; got {config.draft_lengths!r}")
     if config.feature_layer_list is not None and len(set(config.feature_layer_list)) != 3:
         raise ValueError(f"`--feature_layers` must be three different layers; got {config.feature_layers!r}")
+    facts = head_facts(config.head)
+    parse_head_options(config.head, config.head_options)
+    if facts.needs_base and config.base is None:
+        raise ValueError(f"`--base` must be given for `--head={config.head}`, a second stage; got none")
+    if facts.needs_base and not config.train_head:
+        raise ValueError(
+            f"`--train_head` must be true for `--head={config.head}`, which trains nothing else; got false"
+        )
     if config.answer_source == "dataset" and config.dataset is None:
         raise ValueError("`--answer_source=dataset` must come with `--dataset`; got none")
     if config.warmup_steps >= config.train_steps:

@@ -32,7 +32,7 @@ class LoopSettings:
     """How long to train and how often to look.
 
     Attributes:
-        train_steps: optimiser steps in all.
+        train_steps: optimiser steps in all; with 0 the state is tested and kept as it is.
         batch_size: rows of a step.
         seed: of the order of rows.
         checkpoint_every: steps between checkpoints; the last step always has one.
@@ -108,7 +108,7 @@ class HeldOutTest:
             batch = self._batches.make(np.minimum(places, self._num_rows - 1), keep=places < self._num_rows)
             metrics = jax.device_get(self._evaluate(params, batch))
             tokens = float(metrics["num_tokens"])
-            for name in ("loss", "loss_per_step", "acceptance_per_step", "top1_per_step"):
+            for name in (name for name in metrics if name == "loss" or name.endswith("_per_step")):
                 total[name] = total.get(name, 0.0) + tokens * np.asarray(metrics[name], np.float64)
             weight += tokens
         means = {name: (value / max(weight, 1.0)).tolist() for name, value in total.items()}
@@ -167,6 +167,7 @@ def train(
         # Steps donate their state's buffers, and those of a warm start may be the target's own.
         state = jax.tree.map(lambda leaf: jax.device_put(leaf.copy(), leaf.sharding), state)
     order = SampleOrder(num_rows, settings.batch_size, settings.seed)
+    untrained = newest is None and settings.train_steps == 0
     recorder = _Recorder(run_dir / "metrics.jsonl", start, settings, bad_in_a_row, learning_rate)
     try:
         with tqdm(
@@ -184,6 +185,9 @@ def train(
                     recorder.flush()
                     checkpoints.save(step, state, {"bad_in_a_row": recorder.bad_in_a_row})
                 bar.update()
+        if untrained:
+            recorder.held_out(0, held_out.run(state.params))
+            checkpoints.save(0, state, {"bad_in_a_row": 0})
     finally:
         recorder.close()
     return state

@@ -73,14 +73,16 @@ def run(config: TrainConfig, argv: Sequence[str], *, shared: SharedInputs | None
         target, drafter = _load(config, run_dir, shared, record=first_process)
         rows, held_out = _rows(shared, target, run_dir, data_dir)
         trainer = Trainer(config, target, drafter, rows, held_out, data_dir)
+        if first_process and "ids" in trainer.vocabulary:
+            write_json(run_dir / "data" / "vocabulary.json", trainer.vocabulary)
         with stage("training") as done:
             state = trainer.train(run_dir)
             num_skipped, params = mesh_lib.fetch((state.num_skipped, state.params))
-            done(f"{config.train_steps} steps, {num_skipped} skipped")
+            done(f"{config.train_steps} steps, {num_skipped} skipped" if trainer.trains else "nothing to train")
         if not first_process:
             return run_dir
         with stage("export") as done:
-            done(str(_export(config, target, drafter, params, run_dir)))
+            done(str(_export(config, target, trainer.drafter, params, run_dir)))
         if config.evaluate:
             with stage("evaluation") as done:
                 done(evaluate(config, target, run_dir))

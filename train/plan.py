@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
 
 from specjax import cost, models
-from specjax.drafters.eagle3_layer import Eagle3Config, num_params, parameter_shapes
+from specjax.checkpoints.eagle import load_drafter
+from specjax.drafters.eagle3_layer import Eagle3Config, Params, num_params, parameter_shapes
 from specjax.heads import HeadConfig, get_head
 from specjax.models import ModelConfig
 from specjax.text.prompts import load_prompts
@@ -56,7 +58,31 @@ def drafter_config(config: TrainConfig, model: ModelConfig) -> Eagle3Config:
             f"`--batch_length` must be at most the target's context of {model.max_position_embeddings} tokens; "
             f"got {config.batch_length}"
         )
-    return Eagle3Config.for_target(model, head_kind=config.head, rank=config.rank, feature_layers=layers)
+    options = config.head_option_values
+    try:
+        head = HeadConfig(config.head, model.hidden_size, model.vocab_size, config.rank, tuple(options.items()))
+    except ValueError as error:
+        raise ValueError(f"`--head_options` must fit the target: {error}") from None
+    if config.base is not None:
+        base, _ = load_base(config.base)
+        if (base.hidden_size, base.vocab_size) != (model.hidden_size, model.vocab_size) or base.head.kind != "full":
+            raise ValueError(
+                f"`--base` must have a full head of the target's width {model.hidden_size} and vocabulary "
+                f"{model.vocab_size}; got a {base.head.kind} one of {base.hidden_size} and {base.vocab_size}"
+            )
+        return dataclasses.replace(base, head=head)
+    return Eagle3Config.for_target(model, head=head, feature_layers=layers)
+
+
+def load_base(path: str) -> tuple[Eagle3Config, Params]:
+    """The drafter that `--base` names, by its run directory or its export.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if its files are broken.
+    """
+    export = Path(path) / "export"
+    return load_drafter(export if export.is_dir() else path)
 
 
 def make_plan(config: TrainConfig, model: ModelConfig) -> Plan:
@@ -131,17 +157,31 @@ def _target_rows(config: TrainConfig, model: ModelConfig) -> dict[str, str]:
 
 def _drafter_rows(config: TrainConfig, drafter: Eagle3Config) -> dict[str, str]:
     head = get_head(drafter.head.kind)
-    total, in_head = num_params(drafter), head.num_params(drafter.head)
-    width, rank = drafter.hidden_size, drafter.head.rank
-    shapes = f"[{width}, {rank}] x [{rank}, {drafter.vocab_size}]" if rank else f"[{width}, {drafter.vocab_size}]"
-    start = f"{config.head_init}{', layer copied from the target' if config.warm_start else ''}"
+    backbone = num_params(drafter) - head.num_params(drafter.head) if head.trains_backbone else 0
+    in_head = _trained_in_head(config, drafter)
+    total = backbone + in_head
+    width = drafter.hidden_size
+    layer = ", layer copied from the target" if config.warm_start else ""
+    start = f"{config.head_init}{layer if config.base is None else f', all else from {config.base}'}"
+    options = {"head options": config.head_options} if config.head_options else {}
     return {
         "feature layers (outputs)": ", ".join(map(str, drafter.feature_layers)),
         "fc, attention input": f"[{3 * drafter.target_hidden_size}, {width}], {drafter.target_hidden_size + width}",
-        "LM head": f"{drafter.head.kind} {shapes}",
+        "LM head": f"{drafter.head.kind} {head.describe(drafter.head)}",
+        **options,
         "trained parameters": f"{_count(total)}, of them {_count(in_head)} in the head",
         "start": start,
     }
+
+
+def _trained_in_head(config: TrainConfig, drafter: Eagle3Config) -> int:
+    head = get_head(drafter.head.kind)
+    if not config.train_head:
+        return 0
+    shapes = head.shapes(drafter.head)
+    return head.num_params(drafter.head) - sum(
+        math.prod(shapes[name]) for name in head.fixed_parameters(drafter.head) if name not in head.integers()
+    )
 
 
 def _data_rows(config: TrainConfig) -> dict[str, str]:
@@ -179,6 +219,7 @@ def _training_rows(config: TrainConfig, model: ModelConfig, drafter: Eagle3Confi
         "batch": f"{config.batch_size} rows x {config.batch_length} tokens = {_count(tokens)} tokens a step",
         "tokens in all": _count(tokens * config.train_steps),
         "optimiser": f"{optimizer}, clip {config.clip_norm:g}",
+        "loss": config.loss if config.loss != "lk_hybrid" else f"lk_hybrid, decay {config.lk_decay:g}",
         "mesh": ", ".join(f"{name} {size}" for name, size in config.mesh_axes.items()) or "one device",
         "features": config.features,
     }

@@ -219,12 +219,19 @@ def _gradients(
     parts = jax.tree.map(split, whole)
 
     def sum_over_parts(function: Callable[[Any], Any]) -> Any:
-        def add_part(total: Any, part: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, function(rows_first(part))), None
+        structures = []
 
-        shapes = jax.eval_shape(lambda parts: function(rows_first(jax.tree.map(lambda leaf: leaf[0], parts))), parts)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return lax.scan(add_part, zeros, parts)[0]
+        def leaves_of(part: Any) -> list[Array]:
+            leaves, structure = jax.tree.flatten(function(rows_first(part)))
+            structures.append(structure)
+            return leaves
+
+        def add_part(total: list[Array], part: Any) -> tuple[list[Array], None]:
+            return jax.tree.map(jnp.add, total, leaves_of(part)), None
+
+        shapes = jax.eval_shape(leaves_of, jax.tree.map(lambda leaf: leaf[0], parts))
+        zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in shapes]
+        return jax.tree.unflatten(structures[0], lax.scan(add_part, zeros, parts)[0])
 
     blend = _blend(step_config, mask, lambda: sum_over_parts(part_acceptance))
     return with_zeros(sum_over_parts(lambda part: part_gradients(part, blend)))

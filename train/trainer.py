@@ -14,13 +14,16 @@ import numpy as np
 
 from specjax.checkpoints.target import Target
 from specjax.drafters.eagle3_init import init_drafter
-from specjax.drafters.eagle3_layer import Eagle3Config, num_params
+from specjax.drafters.eagle3_layer import Eagle3Config, fixed_parameters, num_params
+from specjax.heads import HeadSource, get_head
 from train import mesh as mesh_lib
 from train.checkpointing import Checkpoints
 from train.config import TrainConfig
 from train.data import Rows
 from train.features import FeatureSource, hidden_covariance
+from train.head_data import head_source_of, vocabulary_report
 from train.loop import BatchMaker, HeldOutTest, LoopSettings, StepFunction, train
+from train.plan import load_base
 from train.prepare import feature_source, in_dtype
 from train.stages import stage
 from train.step import (
@@ -38,8 +41,8 @@ from train.step import (
 _COVARIANCE_ROWS = 512
 
 
-def optimizer_config(config: TrainConfig) -> OptimizerConfig:
-    """The optimiser's part of the settings."""
+def optimizer_config(config: TrainConfig, fixed: tuple[str, ...] = ()) -> OptimizerConfig:
+    """The optimiser's part of the settings; `fixed` names parameters that the head leaves as they are."""
     return OptimizerConfig(
         name=config.optimizer,
         learning_rate=config.learning_rate,
@@ -53,7 +56,7 @@ def optimizer_config(config: TrainConfig) -> OptimizerConfig:
         momentum=config.momentum,
         adam_share=config.adam_share,
         clip_norm=config.clip_norm,
-        frozen=() if config.train_head else ("head",),
+        frozen=fixed if config.train_head else (*fixed, "head"),
     )
 
 
@@ -68,6 +71,8 @@ def step_config(config: TrainConfig, *, unroll_steps: int) -> StepConfig:
         accumulation_steps=config.accumulation_steps,
         compute_dtype=config.train_dtype,
         rematerialise=config.rematerialise,
+        loss=config.loss,
+        blend_decay=config.lk_decay,
     )
 
 
@@ -75,8 +80,9 @@ class Trainer:
     """Everything that training needs, placed on the devices.
 
     Attributes:
-        drafter: shape of the drafter.
+        drafter: shape of the drafter, its head's size fitted to the data where that depends on them.
         state: the state before the first step.
+        vocabulary: for a head over a fixed part of the vocabulary, what it covers; else what was counted.
     """
 
     def __init__(
@@ -92,7 +98,6 @@ class Trainer:
             held_out: held-out rows.
             data_dir: keeps cached features.
         """
-        self.drafter = drafter
         self._config, self._rows, self._held_out_rows = config, rows, held_out
         self._mesh = mesh_lib.make_mesh(config.mesh_axes) if config.mesh else None
         teacher = in_dtype(target, config.teacher_dtype)
@@ -105,13 +110,25 @@ class Trainer:
         self._held_out_source = source_of(rows=held_out, title="held-out features")
         frozen = {name: target.params[name] for name in ("embed_tokens", "lm_head")}
         self._frozen = self._put_weights(frozen)
-        self.state = self._initial_state(target)
+        head_source, self.vocabulary = head_source_of(config, target, drafter, rows)
+        # Some heads take their size from the data.
+        head = get_head(drafter.head.kind).fit(drafter.head, head_source)
+        self.drafter = dataclasses.replace(drafter, head=head)
+        self.state = self._initial_state(target, head_source)
+
+    @property
+    def trains(self) -> bool:
+        """False if all that is wanted is derived from a finished drafter: another head over its own parameters."""
+        return self._config.base is None or get_head(self.drafter.head.kind).is_trained(self.drafter.head)
 
     def train(self, run_dir: Path) -> TrainState:
-        """Trains to the last step, from the newest checkpoint on; see `train.loop.train`."""
+        """Trains to the last step, from the newest checkpoint on; see `train.loop.train`.
+
+        Where there is nothing to train, the held-out test alone is made.
+        """
         config = self._config
         settings = LoopSettings(
-            train_steps=config.train_steps,
+            train_steps=config.train_steps if self.trains else 0,
             batch_size=config.batch_size,
             seed=config.seed,
             checkpoint_every=config.checkpoint_every,
@@ -146,7 +163,7 @@ class Trainer:
     def _step_of(self) -> Callable[[int], StepFunction]:
         """The function of each step: one draft step in the first stage, all of them afterwards."""
         config = self._config
-        optimizer = make_optimizer(optimizer_config(config))
+        optimizer = make_optimizer(self._optimizer_config())
         shardings = None if self._mesh is None else mesh_lib.weight_shardings(self._mesh, self.state)
 
         @functools.cache
@@ -161,7 +178,10 @@ class Trainer:
 
         return lambda index: function(1 if index < config.stage1_steps else config.unroll_steps)
 
-    def _initial_state(self, target: Target) -> TrainState:
+    def _optimizer_config(self) -> OptimizerConfig:
+        return optimizer_config(self._config, fixed_parameters(self.drafter))
+
+    def _initial_state(self, target: Target, head_source: HeadSource) -> TrainState:
         config = self._config
         init_key, train_key = jax.random.split(jax.random.key(config.seed))
         with stage("start") as done:
@@ -178,9 +198,21 @@ class Trainer:
                 head_init=config.head_init,
                 covariance=covariance,
                 warm_start=config.warm_start,
+                source=head_source,
+                base=None if config.base is None else load_base(config.base)[1],
             )
             done(f"{num_params(self.drafter)} parameters, {config.head} head from {config.head_init}")
-        state = make_train_state(params, make_optimizer(optimizer_config(config)), train_key)
+            ids = get_head(self.drafter.head.kind).support(params["head"])
+            if ids is not None:
+                self.vocabulary = vocabulary_report(
+                    np.asarray(ids), head_source, self._rows, self._held_out_rows, self.vocabulary
+                )
+                done(
+                    f"{len(ids)} of {self.drafter.vocab_size} tokens cover "
+                    f"{self.vocabulary['training_coverage']:.2%} of training answers and "
+                    f"{self.vocabulary['held_out_coverage']:.2%} of held-out ones"
+                )
+        state = make_train_state(params, make_optimizer(self._optimizer_config()), train_key)
         return state if self._mesh is None else mesh_lib.put(state, mesh_lib.weight_shardings(self._mesh, state))
 
     def _batch_maker(self, rows: Rows, source: FeatureSource) -> BatchMaker:

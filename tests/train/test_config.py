@@ -18,7 +18,7 @@ from train.flags import flags_text, parse_command_line
         ({"answer_top_p": 1.5}, ["`--answer_top_p` must be at most 1", "1.5"]),
         ({"learning_rate": float("nan")}, ["`--learning_rate` must be finite", "nan"]),
         ({"learning_rate": 0.0}, ["`--learning_rate` must be above 0", "0.0"]),
-        ({"head": "ful"}, ["`--head` must be one of low_rank, full", "'ful'"]),
+        ({"head": "ful"}, ["`--head` must be one of bcl, coral,", "low_rank", "'ful'"]),
         ({"budget": "huge"}, ["`--budget` must be one of short, long", "'huge'"]),
         ({"target": ""}, ["`--target` must not be empty"]),
         ({"dataset": ""}, ["`--dataset` must not be empty"]),
