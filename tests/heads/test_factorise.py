@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specjax.heads import activation_aware_factors, svd_factors
+from specjax.heads import HeadSource, activation_aware_factors, svd_factors
+from specjax.heads.factorise import frequency_weights, start_factors
 
 
 @pytest.fixture
@@ -72,6 +73,23 @@ def test_token_weights_move_the_error_to_the_tokens_without_weight(weight, hidde
         down, up = activation_aware_factors(weight, covariance, 3, centre=False, token_weights=weights)
         errors[name] = np.linalg.norm((hidden @ weight - hidden @ down @ up)[:, :20])
     assert errors["weighted"] < errors["flat"]
+
+
+def test_frequency_weighted_svd_serves_frequent_tokens_first(weight):
+    counts = np.zeros(200, np.int64)
+    counts[:20] = 1000
+    np.testing.assert_allclose(frequency_weights(counts)[[0, 50]], [1000 / 100 + 10, 10])
+    errors = {}
+    for name, weights in (("flat", None), ("frequent", frequency_weights(counts, smoothing=0.1))):
+        down, up = svd_factors(weight, 4, centre=False, token_weights=weights)
+        errors[name] = np.linalg.norm((weight - down @ up)[:, :20])
+    assert errors["frequent"] < errors["flat"]
+    source = HeadSource(method="frequency_svd", answer_counts=counts)
+    expected = svd_factors(weight, 4, token_weights=frequency_weights(counts))
+    for ours, theirs in zip(start_factors(source, weight, 4), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match=r"`smoothing` must not be negative and `counts` not empty; got 10.0, 0"):
+        frequency_weights(np.zeros(3, np.int64))
 
 
 def test_a_head_of_lower_rank_and_unseen_directions_stay_finite(weight):
