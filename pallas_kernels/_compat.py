@@ -67,8 +67,9 @@ def mosaic_interpreter(*, detect_races: bool = True, **options: Any) -> Any:
     """
     if not HAS_MOSAIC_INTERPRETER:
         raise NotImplementedError(f"jax {jax.__version__} cannot interpret Mosaic GPU kernels; 0.11 and later can")
-    from jax.experimental.pallas import mosaic_gpu as plgpu
+    from jax.experimental.pallas import mosaic_gpu
 
+    plgpu: Any = mosaic_gpu
     return plgpu.InterpretGPUParams(detect_races=detect_races, **options)
 
 
@@ -81,11 +82,13 @@ def transpose(ref: Any) -> Any:
     return plgpu.transpose_ref(ref, (1, 0))
 
 
-def load(ref: Any, layout: Any) -> jax.Array:
-    """All of a reference, in an explicit register layout."""
+def load(ref: Any, layout: Any, *, optimized: bool = True) -> jax.Array:
+    """All of a reference, in an explicit register layout; not `optimized` allows slow access patterns."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    return plgpu.load(ref, layout=layout) if _VERSION >= (0, 12) else plgpu.load(ref, (), layout=layout)
+    plgpu_load: Any = plgpu.load
+    index = () if _VERSION >= (0, 12) else ((),)
+    return plgpu_load(ref, *index, layout=layout, optimized=optimized)
 
 
 def block_spec(

@@ -1,0 +1,114 @@
+"""The head at real shapes, compiled for H200 without one: registers, memory, instructions, kernels and bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pallas_kernels import aot
+from pallas_kernels.aot.chips import CHIPS
+from pallas_kernels.low_rank_head import aot_cases, shapes
+
+REASON = aot.why_unavailable()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+# (operation, shape, rows): (most registers, most kernels)
+BOUNDS = {
+    ("greedy", "llama-3.1-8b/d8", 1): (128, 6),
+    ("greedy", "llama-3.1-8b/d8", 64): (200, 6),
+    ("sample", "llama-3.1-8b/d8", 1): (128, 6),
+    ("sample", "llama-3.1-8b/d8", 64): (255, 6),
+    ("logits", "llama-3.1-8b/d8", 8): (160, 6),
+    ("greedy", "gpt-oss-20b/d8", 1): (128, 6),
+    ("greedy", "llama-3.1-8b/full", 1): (128, 6),
+}
+SLOW_BOUNDS = {
+    ("greedy", "qwen3-30b-a3b/d8", 1): (128, 6),
+    ("sample", "qwen3-30b-a3b/d8", 64): (255, 6),
+    ("sample", "gpt-oss-20b/d8", 64): (255, 6),
+    ("logits", "gpt-oss-20b/d8", 64): (160, 6),
+    ("greedy", "llama-3.1-8b/full", 64): (255, 6),
+    ("sample", "llama-3.1-8b/full", 64): (255, 6),
+    ("logits", "llama-3.1-8b/full", 1): (160, 6),
+    ("top_candidates", "llama-3.1-8b/d8", 1): (160, 16),
+}
+
+
+def compiled(bounds, chip="h200", implementation="mosaic_gpu"):
+    cases = [aot_cases.case(*key, implementation) for key in bounds]
+    return dict(zip(bounds, aot.compile_cases(chip, cases), strict=True))
+
+
+@pytest.fixture(scope="module")
+def results():
+    return compiled(BOUNDS)
+
+
+def table(results) -> str:
+    lines = ["operation shape rows: registers, spills, shared memory, kernels, MB moved / weights' MB"]
+    for (op, name, batch), result in results.items():
+        (kernel,) = result["mosaic_kernels"]
+        weights = shapes.SHAPES[name].weight_bytes()
+        lines.append(
+            f"{op} {name} {batch}: {kernel['registers']}, {kernel['spill_bytes']}, {kernel['smem_bytes']}, "
+            f"{len(result['kernels'])}, {result['bytes_moved'] / 1e6:.1f} / {weights / 1e6:.1f}"
+        )
+    return "\n".join(lines)
+
+
+def check(key, result, bounds) -> None:
+    op, name, batch = key
+    assert "error" not in result, result["error"]
+    (kernel,) = result["mosaic_kernels"]
+    most_registers, most_kernels = bounds[key]
+    assert kernel["target"] == "sm_90a"
+    assert kernel["spill_bytes"] == 0
+    assert kernel["registers"] <= most_registers
+    assert 0 < kernel["smem_bytes"] <= CHIPS["h200"].smem_per_block
+    instructions = kernel["instructions"]
+    assert instructions["LDL"] == instructions["STL"] == 0
+    assert instructions["HGMMA"] > 0
+    assert instructions["UTMALDG"] > 0
+    if op in ("logits", "top_candidates"):
+        assert instructions["UTMASTG"] > 0
+    assert len(result["kernels"]) <= most_kernels, result["kernels"]
+    shape = shapes.SHAPES[name]
+    if op in ("greedy", "sample"):
+        # No logits: what is moved beside the weights is far below B*V floats.
+        states = 16 * batch * (shape.hidden_size + 8 * shape.inner_size) + (2 << 20)
+        assert result["bytes_moved"] <= 1.03 * shape.weight_bytes() + states
+
+
+def test_the_kernels_keep_their_bounds(results, capsys):
+    with capsys.disabled():
+        print("\n" + table(results))
+    for key, result in results.items():
+        check(key, result, BOUNDS)
+
+
+def test_a_single_row_moves_hardly_more_than_the_weights(results):
+    for name in ("llama-3.1-8b/d8", "llama-3.1-8b/full"):
+        moved = results["greedy", name, 1]["bytes_moved"]
+        assert moved <= 1.05 * shapes.SHAPES[name].weight_bytes()
+    nu = (
+        results["greedy", "llama-3.1-8b/d8", 1]["bytes_moved"]
+        / results["greedy", "llama-3.1-8b/full", 1]["bytes_moved"]
+    )
+    assert nu <= 0.14
+
+
+def test_blackwell_takes_xla():
+    key = ("greedy", "llama-3.1-8b/d8", 1)
+    result = compiled([key], chip="b200", implementation=None)[key]
+    assert "error" not in result
+    assert result["mosaic_kernels"] == []
+    refused = compiled([key], chip="b200")[key]
+    assert "NotImplementedError" in refused["error"]
+
+
+@pytest.mark.slow
+def test_the_other_shapes_keep_their_bounds(capsys):
+    results = compiled(SLOW_BOUNDS)
+    with capsys.disabled():
+        print("\n" + table(results))
+    for key, result in results.items():
+        check(key, result, SLOW_BOUNDS)
