@@ -186,8 +186,7 @@ def _with_scales(log_normalisers: Callable[..., Any]) -> Callable[..., Any]:
     """Takes inverse temperatures in place of the kernels' scales."""
 
     def run(target_logits: Array, draft_logits: Array, target: Array | None, draft: Array | None) -> Any:
-        scales = row_scales(target_logits.shape[0], target), row_scales(draft_logits.shape[0], draft)
-        return log_normalisers(target_logits, draft_logits, *scales)
+        return log_normalisers(target_logits, draft_logits, row_scales(target), row_scales(draft))
 
     return run
 

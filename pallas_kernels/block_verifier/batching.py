@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
-Normalisers = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
+Normalisers = Callable[[Array, Array, Array | None, Array | None], tuple[Array, Array]]
 Sums = Callable[[Array, Array, Array, Array], Array]
 
 
@@ -20,13 +20,17 @@ def normalisers_of_requests(log_normalisers: Normalisers) -> Normalisers:
     """`(target_logits, draft_logits, target_scale, draft_scale) -> (normalisers, normalisers)` under `vmap`."""
 
     @custom_vmap
-    def run(target_logits: Array, draft_logits: Array, target_scale: Array, draft_scale: Array) -> tuple[Array, Array]:
+    def run(
+        target_logits: Array, draft_logits: Array, target_scale: Array | None, draft_scale: Array | None
+    ) -> tuple[Array, Array]:
         return log_normalisers(target_logits, draft_logits, target_scale, draft_scale)
 
     @run.def_vmap
-    def _(size: int, batched: Sequence[bool], *arguments: Array) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
+    def _(
+        size: int, batched: Sequence[bool | None], *arguments: Array | None
+    ) -> tuple[tuple[Array, Array], tuple[bool, bool]]:
         flat = [
-            _joined(argument if has else _repeated(argument, size))
+            None if argument is None else _joined(argument if has else _repeated(argument, size))
             for argument, has in zip(arguments, batched, strict=True)
         ]
         target, draft = run(*flat)

@@ -84,10 +84,9 @@ class Exponents(NamedTuple):
     draft_offset: Array
 
 
-def row_scales(num_rows: int, inverse_temperature: Array | None) -> Float[Array, " rows"]:
-    """Inverse temperatures times log2(e)."""
-    scale = jnp.full(num_rows, LOG2_E, jnp.float32)
-    return scale if inverse_temperature is None else scale * inverse_temperature.astype(jnp.float32)
+def row_scales(inverse_temperature: Array | None) -> Float[Array, " rows"] | None:
+    """Inverse temperatures times log2(e), as the kernels of pass 1 take them; None for log2(e) everywhere."""
+    return None if inverse_temperature is None else jnp.float32(LOG2_E) * inverse_temperature.astype(jnp.float32)
 
 
 def exponents(target: Laws, draft: Laws, pairs: Pairs) -> Exponents:
@@ -102,8 +101,9 @@ def exponents(target: Laws, draft: Laws, pairs: Pairs) -> Exponents:
 
 
 def _row_exponents(laws: Laws, rows: Vector) -> tuple[Array, Array]:
-    temperature = laws.inverse_temperature
-    scale = row_scales(len(rows), None if temperature is None else temperature[jnp.asarray(rows)])
+    scale = jnp.full(len(rows), LOG2_E, jnp.float32)
+    if laws.inverse_temperature is not None:
+        scale = scale * laws.inverse_temperature.astype(jnp.float32)[jnp.asarray(rows)]
     offset = jnp.zeros(len(rows), jnp.float32)
     if laws.log_normaliser is not None:
         normaliser = laws.log_normaliser.astype(jnp.float32)[jnp.asarray(rows)]

@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import _compat
-from pallas_kernels.block_verifier.laws import combine_normalisers
+from pallas_kernels.block_verifier.laws import LOG2_E, combine_normalisers
 
 GROUPS_A_TILE = 64
 GROUP_BYTES = 256
@@ -58,8 +58,8 @@ def refusal(vocab_size: int, dtype: Any, width: int | None = None) -> str | None
 def log_normalisers(
     target_logits: Float[Array, "target_rows vocab"],
     draft_logits: Float[Array, "draft_rows vocab"],
-    target_scale: Float[Array, " target_rows"],
-    draft_scale: Float[Array, " draft_rows"],
+    target_scale: Float[Array, " target_rows"] | None,
+    draft_scale: Float[Array, " draft_rows"] | None,
     *,
     num_ctas: int = NUM_CTAS,
     interpret: Any = None,
@@ -69,7 +69,7 @@ def log_normalisers(
     Args:
         target_logits: [T, V].
         draft_logits: [D, V].
-        target_scale: inverse temperatures times log2(e), [T].
+        target_scale: inverse temperatures times log2(e), [T]; None for temperature 1.
         draft_scale: the same of the draft's rows, [D].
         num_ctas: about how many CTAs.
         interpret: from `_compat.mosaic_interpreter`, or None to compile.
@@ -83,19 +83,17 @@ def log_normalisers(
     num_groups = vocab_size // group
     num_shares, tiles_a_share, num_tiles = _divide(num_groups, num_rows, num_ctas)
 
-    def body(
-        target_scale_gmem: Any,
-        draft_scale_gmem: Any,
-        target_gmem: Any,
-        draft_gmem: Any,
-        parts_gmem: Any,
-        parts_smem: Any,
-    ) -> None:
+    scales = [scale for scale in (target_scale, draft_scale) if scale is not None]
+
+    def body(*refs: Any) -> None:
+        *scales_gmem, target_gmem, draft_gmem, parts_gmem, parts_smem = refs
+        target_scale_gmem = None if target_scale is None else scales_gmem[0]
+        draft_scale_gmem = None if draft_scale is None else scales_gmem[-1]
         row, share = lax.axis_index("row"), lax.axis_index("share")
         first = share * tiles_a_share
 
         def reduce_row(source: Any, scales: Any, source_row: Array) -> None:
-            row_scale = scales[source_row]
+            row_scale = jnp.float32(LOG2_E) if scales is None else scales[source_row]
 
             def step(index: Any, tile_smem: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
                 values = _load_tile(tile_smem) * row_scale
@@ -126,7 +124,7 @@ def log_normalisers(
         grid=(num_rows, num_shares),
         grid_names=("row", "share"),
         interpret=interpret,
-    )(target_scale, draft_scale, _grouped(target_logits), _grouped(draft_logits))
+    )(*scales, _grouped(target_logits), _grouped(draft_logits))
     largest, total = (parts[:, :, place].reshape(num_rows, -1) for place in range(2))
     combined = combine_normalisers(largest, total)
     return combined[:num_target_rows], combined[num_target_rows:]

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.block_verifier.laws import Exponents, combine_normalisers
+from pallas_kernels.block_verifier.laws import LOG2_E, Exponents, combine_normalisers
 
 ROWS = 8
 TILE = 4096
@@ -45,8 +45,8 @@ def refusal(vocab_size: int, dtype: Any, width: int | None = None) -> str | None
 def log_normalisers(
     target_logits: Float[Array, "target_rows vocab"],
     draft_logits: Float[Array, "draft_rows vocab"],
-    target_scale: Float[Array, " target_rows"],
-    draft_scale: Float[Array, " draft_rows"],
+    target_scale: Float[Array, " target_rows"] | None,
+    draft_scale: Float[Array, " draft_rows"] | None,
     *,
     tile: int = TILE,
     interpret: bool = False,
@@ -56,7 +56,7 @@ def log_normalisers(
     Args:
         target_logits: [T, V].
         draft_logits: [D, V].
-        target_scale: inverse temperatures times log2(e), [T].
+        target_scale: inverse temperatures times log2(e), [T]; None for temperature 1.
         draft_scale: the same of the draft's rows, [D].
         tile: entries of a row that a program sees.
         interpret: run on any platform.
@@ -70,8 +70,10 @@ def log_normalisers(
     )
 
 
-def _row_log_normalisers(logits: Array, scale: Array, tile: int, interpret: bool) -> Array:
+def _row_log_normalisers(logits: Array, scale: Array | None, tile: int, interpret: bool) -> Array:
     num_rows, vocab_size = logits.shape
+    if scale is None:
+        scale = jnp.full(num_rows, LOG2_E, jnp.float32)
     tile = min(tile, -(-vocab_size // 128) * 128)
     grid = (pl.cdiv(num_rows, ROWS), pl.cdiv(vocab_size, tile))
     parts = jax.ShapeDtypeStruct((grid[1], grid[0] * ROWS, 1), jnp.float32)

@@ -51,7 +51,7 @@ def check_normalisers(log_normalisers: Callable[..., Any], values: Example) -> N
 
     @jax.jit
     def run(values: Example):
-        scales = row_scales(3, values.target_inverse_temperature), row_scales(2, values.draft_inverse_temperature)
+        scales = row_scales(values.target_inverse_temperature), row_scales(values.draft_inverse_temperature)
         return log_normalisers(values.target_logits, values.draft_logits, *scales)
 
     target, draft = run(values)
@@ -88,7 +88,7 @@ def test_bad_rows_stay_bad_in_the_kernels() -> None:
     options = {"num_ctas": 8, "interpret": _compat.mosaic_interpreter(detect_races=False)}
     found, _ = jax.jit(
         lambda values: mosaic_gpu.log_normalisers(
-            values.target_logits, values.draft_logits, row_scales(3, None), row_scales(2, None), **options
+            values.target_logits, values.draft_logits, None, row_scales(jnp.ones(2)), **options
         )
     )(values)
     assert found[0] == -np.inf
