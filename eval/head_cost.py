@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from eval import command_flags, files
@@ -112,7 +113,7 @@ def measure_head_cost(
     for name, (drafter, _) in systems.items():
         for length in sorted(draft_lengths):
             parts, added = dissection.parts((name, length))
-            step = _step_time(parts, added, length, parts[DECIDE] + host)
+            step = step_time(parts, added, length, parts[DECIDE] + host)
             steps.append(_step_row(name, step, plain, parts[DECIDE], rows[name, length]))
             if added is not None:
                 heads[name] = _head_row(name, drafter.config.head, step, added)
@@ -144,9 +145,10 @@ def _greedy_rows(benchmark: Mapping[str, Any], wanted: Sequence[tuple[str, int]]
     return rows
 
 
-def _step_time(
+def step_time(
     parts: Mapping[str, float], added: Mapping[str, float] | None, length: int, overhead: float
 ) -> cost.StepTime:
+    """A step of `length` drafts out of the medians of its parts and what its head adds to one call, in seconds."""
     head = added["own"] if added is not None else 0.0
     rest = max(parts[PROPOSE] - length * head, 0.0)
     # The first draft comes out of the extension, so L drafts take L - 1 passes of the drafter.
@@ -207,7 +209,8 @@ def _step_row(
 def _head_row(name: str, config: HeadConfig, step: cost.StepTime, added: Mapping[str, float]) -> dict[str, Any]:
     """A head's figures at one draft length; the longest one is measured last and stays."""
     full = step.with_head(added["full"])
-    byte_ratio = get_head(config.kind).num_params(config) / cost.full_head_params(config.hidden_size, config.vocab_size)
+    full_bytes = 4 * cost.full_head_params(config.hidden_size, config.vocab_size)
+    byte_ratio = get_head(config.kind).bytes_per_call(config, np.float32) / full_bytes
     nu = cost.nu(added["own"], added["full"]) if min(added.values()) > 0.0 else None
     return {
         "name": name,

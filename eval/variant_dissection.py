@@ -6,7 +6,7 @@ Measured one after the other, a variant that meets a slow minute of the machine 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,31 @@ class Dissection:
         self._lengths: dict[Key, int] = {}
         self._clocks: dict[Key, StepClock] = {}
         self._made: dict[Key, tuple[Any, Any]] = {PLAIN_KEY: (None, None)}
+        self._heads: dict[Key, Mapping[str, tuple[Any, Any]]] = {}
         self._lengths[PLAIN_KEY] = 0
         self._plain_seconds: list[float] = []
 
-    def add(self, key: Key, drafter: Any, params: Any, length: int) -> None:
-        """One more variant."""
+    def add(
+        self,
+        key: Key,
+        drafter: Any,
+        params: Any,
+        length: int,
+        *,
+        heads: Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> None:
+        """One more variant.
+
+        Args:
+            key: its name and draft length.
+            drafter: its configuration object.
+            params: its parameters.
+            length: drafts a step.
+            heads: drafters by name, as (drafter, parameters), that propose from this variant's state in every step as
+                well; `seconds_of_heads` has their times. They differ from it in nothing but the head.
+        """
         self._made[key], self._lengths[key] = (drafter, params), length
+        self._heads[key] = dict(heads or {})
 
     def run(self) -> None:
         """Steps all variants in turn."""
@@ -69,7 +88,7 @@ class Dissection:
                 num_steps=num_steps,
                 batch=self._num_slots,
                 cache_length=num_prompt + (num_steps + WARMUP_STEPS) * (length + 1),
-                rivals=self._rivals(drafter, params),
+                rivals={**self._rivals(drafter, params), **self._heads.get(key, {})},
             )
         total = num_steps + WARMUP_STEPS
         engine = Engine(self._target, num_slots=self._num_slots, cache_length=num_prompt + total)
@@ -101,6 +120,13 @@ class Dissection:
         return medians, {
             "own": _median_difference(timings[PROPOSE], timings[_NO_HEAD]) / length,
             "full": _median_difference(full, timings[_NO_HEAD]) / length,
+        }
+
+    def seconds_of_heads(self, key: Key) -> dict[str, float]:
+        """Median seconds that each of a variant's `heads` adds to one call, over a drafter without a head."""
+        timings, length = self._clocks[key].timings, self._lengths[key]
+        return {
+            name: _median_difference(timings[name], timings[_NO_HEAD]) / length for name in self._heads.get(key, {})
         }
 
     def _rivals(self, drafter: Any, params: Any) -> dict[str, tuple[Any, Any]]:

@@ -101,14 +101,33 @@ def rho_tps(*, rho_tau: float, nu: float, kappa: float) -> float:
     return rho_tau * (1.0 + kappa) / (1.0 + nu * kappa)
 
 
+def rho_tau_for(*, rho_tps: float, nu: float, kappa: float) -> float:
+    """Ratio of acceptance lengths at which a head reaches a token rate, Eq. 4 solved for rho_tau.
+
+        rho_tau = rho_tps * (1 + nu * kappa) / (1 + kappa)
+
+    For one kappa and one `rho_tps` this is a line over nu: all heads on it are equally fast.
+
+    Args:
+        rho_tps: token rate relative to the full head's.
+        nu: ratio of head times.
+        kappa: all full-head calls of a cycle over the rest of the cycle.
+
+    Raises:
+        ValueError: if an argument is negative or `rho_tps` is 0.
+    """
+    _require_positive("rho_tps", rho_tps)
+    _require_not_negative("nu", nu)
+    _require_not_negative("kappa", kappa)
+    return rho_tps * (1.0 + nu * kappa) / (1.0 + kappa)
+
+
 def break_even_rho_tau(*, nu: float, kappa: float) -> float:
     """Smallest ratio of acceptance lengths at which a head is no slower than the full one.
 
     Eq. 4 solved for rho_tps = 1: rho_tau = (1 + nu * kappa) / (1 + kappa).
     """
-    _require_not_negative("nu", nu)
-    _require_not_negative("kappa", kappa)
-    return (1.0 + nu * kappa) / (1.0 + kappa)
+    return rho_tau_for(rho_tps=1.0, nu=nu, kappa=kappa)
 
 
 def expected_acceptance_length(conditional_rates: Sequence[float]) -> float:
