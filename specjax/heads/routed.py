@@ -123,8 +123,12 @@ class RoutedHead(BaseHead):
 
         def one_row(arguments: tuple[Array, Array]) -> tuple[Array, Array]:
             state, groups = arguments
-            block = jnp.take(params["rows"], groups, axis=0, mode="clip").reshape(-1, state.shape[0])
-            return matmul(block, state[:, None].astype(block.dtype))[:, 0], params["ids"][groups].reshape(-1)
+
+            # Block by block: a block just read is still in the processor's caches when it is multiplied.
+            def block(group: Array) -> Array:
+                return matmul(state, lax.dynamic_index_in_dim(params["rows"], group, keepdims=False).T)
+
+            return lax.map(block, groups).reshape(-1), params["ids"][groups].reshape(-1)
 
         # Row by row: each row has groups of its own, and all their copies at once would be larger than the head.
         values, ids = lax.map(one_row, (states, chosen))
@@ -164,10 +168,11 @@ class RoutedHead(BaseHead):
         self, params: HeadParams, states: Float[Array, "n d"], chosen: Int[Array, "n g"], config: HeadConfig
     ) -> Float[Array, "n V"]:
         """Many rows need most groups between them: one product over the whole head, then what was not chosen is cut."""
-        group_of_token = self._group_of_token(params, config)
         is_chosen = jnp.any(chosen[:, :, None] == jnp.arange(config.option("groups"), dtype=chosen.dtype), axis=1)
-        logits = matmul(states, self._in_order(params, config).T)
-        return jnp.where(jnp.take(is_chosen, group_of_token, axis=1), logits, -jnp.inf)
+        values = matmul(states, params["rows"].reshape(-1, config.hidden_size).T)
+        grouped = values.reshape(states.shape[0], config.option("groups"), -1)
+        cut = jnp.where(is_chosen[:, :, None], grouped, -jnp.inf).reshape(values.shape)
+        return jnp.take(cut, self._places(params, config), axis=1)
 
     def _init_router(self, rng_key: PRNGKeyArray, config: HeadConfig) -> HeadParams:
         shapes = self.router_shapes(config)
@@ -183,13 +188,13 @@ class RoutedHead(BaseHead):
         return router + self.num_active(config, 0) * size * width
 
     def _in_order(self, params: HeadParams, config: HeadConfig) -> Float[Array, "V d"]:
-        """Rows by token id; every token is in exactly one group."""
-        places = (
-            jnp.zeros(config.vocab_size, jnp.int32)
-            .at[params["ids"].reshape(-1)]
-            .set(jnp.arange(params["ids"].size, dtype=jnp.int32), mode="drop")
-        )
-        return jnp.take(params["rows"].reshape(-1, config.hidden_size), places, axis=0)
+        """Rows by token id."""
+        return jnp.take(params["rows"].reshape(-1, config.hidden_size), self._places(params, config), axis=0)
+
+    def _places(self, params: HeadParams, config: HeadConfig) -> Int[Array, "V"]:
+        """Where each token's row lies; every token is in exactly one group."""
+        order = jnp.arange(params["ids"].size, dtype=jnp.int32)
+        return jnp.zeros(config.vocab_size, jnp.int32).at[params["ids"].reshape(-1)].set(order, mode="drop")
 
     def _group_of_token(self, params: HeadParams, config: HeadConfig) -> Int[Array, "V"]:
         groups, size = params["ids"].shape
