@@ -25,7 +25,7 @@ from specjax.checkpoints.target import load_target
 from specjax.text.prompts import load_prompts
 
 _QUICK: dict[str, Any] = {
-    "draft_lengths": ["1", "2"],
+    "draft_lengths": ["2"],
     "batches": ["1"],
     "num_questions": 6,
     "max_new_tokens": 12,
