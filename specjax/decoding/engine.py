@@ -143,7 +143,8 @@ class Engine:
         for name in verifiers:
             _check_verifier(name, tree, drafter)
         self._target = target
-        self._drafter_params = drafter_params
+        prepare = getattr(drafter, "prepare", None)
+        self._drafter_params = drafter_params if prepare is None else prepare(drafter_params)
         self._num_slots = num_slots
         self._prefill_chunk = prefill_chunk
         self._prefill_padding = prefill_padding

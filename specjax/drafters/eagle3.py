@@ -28,6 +28,8 @@ from specjax.drafters.eagle3_layer import (
     layer_input,
     queries_of,
 )
+from specjax.heads import get_head
+from specjax.heads.fused import prepare_for_platform
 from specjax.models.attention import attend, update_cache, visibility_mask
 from specjax.models.rope import rope_frequencies, rope_tables, rotate
 from specjax.sampling import lowest_argmax, sample_law
@@ -73,6 +75,12 @@ class Eagle3Drafter:
     def feature_layers(self) -> tuple[int, ...]:
         """Target layers whose outputs `extend` reads."""
         return self.config.feature_layers
+
+    def prepare(self, params: Params) -> Params:
+        """Parameters laid out for decoding on this process's platform; on CPU they stay as they are."""
+        config = self.config
+        head = prepare_for_platform(get_head(config.head.kind), params["head"], config.head, config.num_valid_tokens)
+        return {**params, "head": head}
 
     def init_state(self, batch: int, max_length: int, tree: DraftTree) -> Eagle3State:
         """An empty state of `max_length` slots a row.

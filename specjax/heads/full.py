@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from specjax.heads.base import BaseHead, HeadConfig, HeadParams, register_head
+from specjax.heads.base import BaseHead, HeadConfig, HeadParams, matmul, register_head
+from specjax.heads.fused import PREPARED, FusedHead, prepared_logits
 from specjax.heads.source import HeadSource
 
 
-class FullHead(BaseHead):
+class FullHead(FusedHead, BaseHead):
     """Parameters: `{"kernel": [d, V]}`. Costs d*V multiply-adds a row."""
 
     def shapes(self, config: HeadConfig) -> dict[str, tuple[int, ...]]:
@@ -33,6 +34,13 @@ class FullHead(BaseHead):
 
     def output_matrix(self, params: HeadParams) -> Float[Array, "d V"]:
         return params["kernel"]
+
+    def logits(
+        self, params: HeadParams, hidden: Float[Array, "... d"], config: HeadConfig | None = None, position: int = 0
+    ) -> Float[Array, "... V"]:
+        if PREPARED in params:
+            return prepared_logits(params, hidden)
+        return matmul(self.project(params, hidden), params["kernel"])
 
     def merged_weight(self, params: HeadParams, config: HeadConfig | None = None) -> Float[Array, "V d"]:
         return params["kernel"].T

@@ -26,11 +26,12 @@ from specjax.heads.base import (
     weight_bytes,
 )
 from specjax.heads.factorise import start_factors
+from specjax.heads.fused import PREPARED, FusedHead, prepared_logits
 from specjax.heads.options import HeadOption
 from specjax.heads.source import HeadSource, LossPart
 
 
-class LowRankHead(BaseHead):
+class LowRankHead(FusedHead, BaseHead):
     """Parameters: `{"down": [d, r], "up": [r, V]}`. Costs r*(d+V) multiply-adds a row."""
 
     uses_rank = True
@@ -72,6 +73,8 @@ class LowRankHead(BaseHead):
     def logits(
         self, params: HeadParams, hidden: Float[Array, "... d"], config: HeadConfig | None = None, position: int = 0
     ) -> Float[Array, "... V"]:
+        if PREPARED in params:
+            return prepared_logits(params, hidden)
         if config is None or not config.option("ranks"):
             return matmul(self.project(params, hidden), params["up"])
         rank = _rank_at(config, position)
