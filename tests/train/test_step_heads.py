@@ -85,8 +85,8 @@ def one_step(config, params, frozen, batch, step_config=STEP):
 
 @pytest.mark.parametrize(
     "kind",
-    ["vocab_trim", "spec_vocab", "dyna_spec"]
-    + [pytest.param(kind, marks=pytest.mark.slow) for kind in ("fr_spec", "low_rank", "low_rank_preview", "coral")],
+    ["vocab_trim", "dyna_spec"]
+    + [pytest.param(kind, marks=pytest.mark.slow) for kind in OPTIONS if kind not in ("vocab_trim", "dyna_spec")],
 )
 def test_a_step_moves_what_is_trained_and_case_t5_nothing_without_supervised_tokens(kind):
     config, params, frozen = make_drafter(kind)
@@ -136,15 +136,14 @@ def test_the_hybrid_loss_blends_by_the_measured_acceptance():
     config, params, frozen = make_drafter("vocab_trim")
     batch = make_batch()
     values = {}
-    for loss in ("kl", "tv", "lk_hybrid"):
+    for loss in ("kl", "lk_hybrid"):
         step_config = StepConfig(**{**vars(STEP), "loss": loss, "blend_decay": 2.0})
         values[loss] = make_eval_step(config, step_config)(params, frozen, batch)
     acceptance = np.asarray(values["kl"]["acceptance_per_step"], np.float64)
     blend = np.exp(-2.0 * acceptance)
-    expected = blend * values["kl"]["loss_per_step"] + (1 - blend) * values["tv"]["loss_per_step"]
-    np.testing.assert_allclose(values["lk_hybrid"]["loss_per_step"], expected, rtol=1e-5)
     # Total variation sees the mass that is lost: it is one minus the acceptance.
-    np.testing.assert_allclose(values["tv"]["loss_per_step"], 1 - acceptance, rtol=1e-5)
+    expected = blend * values["kl"]["loss_per_step"] + (1 - blend) * (1 - acceptance)
+    np.testing.assert_allclose(values["lk_hybrid"]["loss_per_step"], expected, rtol=1e-5)
 
 
 def test_case_h8_padded_ids_have_no_part_in_training_a_reduced_head():
