@@ -11,7 +11,8 @@ probabilities of -inf, and counts as a law without mass in pass 2. Temperatures 
 are one-hot and need no pass.
 
 Implementations (`pallas_kernels._platform`): "mosaic_gpu" on Hopper where V is a multiple of 128 (bfloat16) or 64
-(float32) and blocks of tokens are too, "pallas" on TPU, "xla" everywhere else; float64 is served by "xla" alone.
+(float32) and blocks of tokens are too, "pallas" on TPU, "xla" everywhere else; float64 is served by "xla" alone. Rows
+shorter than `SHORT_ROW` are left to XLA unless another implementation is named: they would not gain a microsecond.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels._platform import Implementation, check_name, choose, unavailable
-from pallas_kernels.block_verifier import mosaic_gpu, portable, xla
+from pallas_kernels.block_verifier import xla
 from pallas_kernels.block_verifier.arguments import (
     check_floats,
     check_laws,
@@ -35,10 +36,12 @@ from pallas_kernels.block_verifier.arguments import (
     check_width,
 )
 from pallas_kernels.block_verifier.batching import normalisers_of_requests, sums_of_requests
-from pallas_kernels.block_verifier.laws import Laws, Pairs, Vector, exponents, row_scales, scaled_log_probs
+from pallas_kernels.block_verifier.laws import Laws, Pairs, Vector, exponents, group_size, row_scales, scaled_log_probs
 
 STATISTICS = "block_verifier.row_statistics"
 RESIDUALS = "block_verifier.residual_sums"
+SHORT_ROW = 2048
+TPU_LANES = 128
 
 
 class Statistics(NamedTuple):
@@ -93,15 +96,9 @@ def row_statistics(
     check_rows("tokens", tokens, target_logits.shape[1], len(target_row))
     check_floats("target_inverse_temperature", target_inverse_temperature, target_logits.shape[:1])
     check_floats("draft_inverse_temperature", draft_inverse_temperature, draft_logits.shape[:1])
-    kernels = {
-        "mosaic_gpu": mosaic_gpu.log_normalisers,
-        "pallas": portable.log_normalisers,
-        "interpret": functools.partial(portable.log_normalisers, interpret=True),
-    }
     candidates: dict[str, Callable[..., Any]] = {"xla": xla.log_normalisers}
-    for name, kernel in kernels.items():
-        if _refusal(name, target_logits) is None:
-            candidates[name] = _with_scales(normalisers_of_requests(kernel))
+    for name in _kernels(implementation, target_logits):
+        candidates[name] = _with_scales(normalisers_of_requests(_kernel(name, "log_normalisers")))
     _check_available(STATISTICS, implementation, _refusal(implementation, target_logits))
     run = choose(implementation, candidates, op=STATISTICS)
     temperatures = (target_inverse_temperature, draft_inverse_temperature)
@@ -147,18 +144,13 @@ def residual_sums(
     check_pairs(target, draft, pairs)
     check_width(width)
     width = target.logits.shape[1] if width is None else width
-    kernels = {
-        "mosaic_gpu": mosaic_gpu.residual_sums,
-        "pallas": portable.residual_sums,
-        "interpret": functools.partial(portable.residual_sums, interpret=True),
-    }
     static = pairs
     candidates: dict[str, Callable[..., Any]] = {
         "xla": lambda target, draft, pairs: xla.residual_sums(target, draft, _with_static_rows(pairs, static), width)
     }
-    for name, kernel in kernels.items():
-        if _refusal(name, target.logits, width) is None:
-            candidates[name] = _with_exponents(sums_of_requests(functools.partial(kernel, width=width)))
+    for name in _kernels(implementation, target.logits, width):
+        kernel = functools.partial(_kernel(name, "residual_sums"), width=width)
+        candidates[name] = _with_exponents(sums_of_requests(kernel))
     _check_available(RESIDUALS, implementation, _refusal(implementation, target.logits, width))
     return choose(implementation, candidates, op=RESIDUALS)(target, draft, pairs)
 
@@ -167,13 +159,44 @@ def _token_log_probs(laws: Laws, rows: Vector, tokens: Array) -> Array:
     return scaled_log_probs(laws, laws.logits[jnp.asarray(rows), tokens][:, None], rows)[:, 0]
 
 
+def _kernels(implementation: str | None, logits: Any, width: int | None = None) -> list[str]:
+    """The kernels that can serve the shapes and may be chosen."""
+    if implementation is None and logits.shape[1] < SHORT_ROW:
+        return []
+    return [name for name in ("mosaic_gpu", "pallas", "interpret") if _refusal(name, logits, width) is None]
+
+
+def _kernel(implementation: str, name: str) -> Callable[..., Any]:
+    """A kernel by its name; its module is loaded when it is traced, so that programs on XLA alone load no Pallas."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        from pallas_kernels.block_verifier import mosaic_gpu, portable
+
+        if implementation == "mosaic_gpu":
+            return getattr(mosaic_gpu, name)(*arguments, **options)
+        return getattr(portable, name)(*arguments, interpret=implementation == "interpret", **options)
+
+    return run
+
+
 def _refusal(implementation: str | None, logits: Any, width: int | None = None) -> str | None:
     """Why an implementation cannot serve the shapes, or None."""
     if implementation in (None, "xla"):
         return None
+    if logits.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"it reads bfloat16 and float32; got {logits.dtype}"
+    vocab_size = logits.shape[1]
     if implementation == "mosaic_gpu":
-        return mosaic_gpu.refusal(logits.shape[1], logits.dtype, width)
-    return portable.refusal(logits.shape[1], logits.dtype, width if implementation == "pallas" else None)
+        group = group_size(logits.dtype)
+        if vocab_size % group:
+            return f"rows of {logits.dtype} must be a multiple of {group} long; got {vocab_size}"
+    elif implementation == "pallas":
+        group = TPU_LANES
+    else:
+        return None
+    if width is not None and width < vocab_size and width % group:
+        return f"blocks of tokens must be a multiple of {group} long; got {width}"
+    return None
 
 
 def _check_available(op: str, implementation: str | None, reason: str | None) -> None:

@@ -5,7 +5,7 @@ Letters, in this package as in the rules: p is the draft's law, q the target's.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +13,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 LOG2_E = float(np.log2(np.e))
+
+# The Hopper kernels read 256 bytes of a row at a time.
+GROUP_BYTES = 256
 
 Vector = Array | np.ndarray
 
@@ -48,6 +51,11 @@ class Pairs(NamedTuple):
     draft_row: Vector
     log_weight: Array | None = None
     uses_draft: Vector | None = None
+
+
+def group_size(dtype: Any) -> int:
+    """Entries that the Hopper kernels sum first: 128 of bfloat16, 64 of float32."""
+    return GROUP_BYTES // jnp.dtype(dtype).itemsize
 
 
 def pairs_of(pairs: Pairs, chosen: Vector) -> Pairs:

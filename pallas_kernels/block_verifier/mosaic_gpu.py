@@ -22,37 +22,13 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import _compat
-from pallas_kernels.block_verifier.laws import LOG2_E, combine_normalisers
+from pallas_kernels.block_verifier.laws import LOG2_E, combine_normalisers, group_size
 
 GROUPS_A_TILE = 64
-GROUP_BYTES = 256
 STATISTICS_STAGES = 4
 RESIDUAL_STAGES = 3
 # Shares of rows are so large that about this many CTAs come out, some for each processor.
 NUM_CTAS = 1056
-
-
-def group_size(dtype: Any) -> int:
-    """Entries of a group: 128 of bfloat16, 64 of float32."""
-    return GROUP_BYTES // jnp.dtype(dtype).itemsize
-
-
-def refusal(vocab_size: int, dtype: Any, width: int | None = None) -> str | None:
-    """Why the kernels cannot serve, or None.
-
-    Args:
-        vocab_size: V.
-        dtype: of the logits.
-        width: tokens of a block in pass 2; None for pass 1 and for one sum a row.
-    """
-    if jnp.dtype(dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)):
-        return f"it reads bfloat16 and float32; got {jnp.dtype(dtype)}"
-    group = group_size(dtype)
-    if vocab_size % group:
-        return f"rows of {jnp.dtype(dtype)} must be a multiple of {group} long; got {vocab_size}"
-    if width is not None and width < vocab_size and width % group:
-        return f"blocks of tokens must be a multiple of {group} long; got {width}"
-    return None
 
 
 def log_normalisers(

@@ -27,21 +27,6 @@ GROUP = 512
 _COLUMN = pl.BlockSpec((ROWS, 1), lambda row, t: (row, 0))
 
 
-def refusal(vocab_size: int, dtype: Any, width: int | None = None) -> str | None:
-    """Why the bodies cannot serve, or None.
-
-    Args:
-        vocab_size: V.
-        dtype: of the logits.
-        width: tokens of a block in pass 2, if they must suit a TPU's lanes; None for pass 1.
-    """
-    if jnp.dtype(dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)):
-        return f"it reads bfloat16 and float32; got {jnp.dtype(dtype)}"
-    if width is not None and width < vocab_size and width % 128:
-        return f"blocks of tokens must be a multiple of 128 long; got {width}"
-    return None
-
-
 def log_normalisers(
     target_logits: Float[Array, "target_rows vocab"],
     draft_logits: Float[Array, "draft_rows vocab"],

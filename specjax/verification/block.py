@@ -14,6 +14,7 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from specjax.types import DraftTree, Proposal
@@ -71,7 +72,8 @@ def block_trials(proposal: Proposal, target_log_laws: Array, log_weight: Array) 
         The two logarithms, [L] each.
     """
     length = log_weight.shape[0]
-    inner = positive_part_mass(log_weight[:-1], target_log_laws[1:length], proposal.draft_log_laws[1:])
+    rows = np.arange(1, length)
+    inner = positive_part_mass(log_weight[:-1], target_log_laws, proposal.draft_log_laws, rows, rows)
     residual_mass = jnp.concatenate([inner, jnp.zeros_like(log_weight[:1])])
     is_last = jnp.arange(1, length + 1, dtype=jnp.int32) == jnp.minimum(length, proposal.max_depth)
     log_accept, log_reject = residual_acceptance(log_weight, residual_mass)

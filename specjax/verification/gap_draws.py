@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from specjax.verification.rows import block_size
+from pallas_kernels import block_verifier
+from specjax.verification.rows import block_size, residual_sums
 
 
 def residual_masses(log_target: Array, log_draft: Array, uses_draft: Array) -> Array:
@@ -21,8 +22,10 @@ def residual_masses(log_target: Array, log_draft: Array, uses_draft: Array) -> A
 
 def draw_gap_tokens(
     rng_key: PRNGKeyArray,
-    log_target_rows: Float[Array, "rows vocab"],
-    log_draft_rows: Float[Array, "rows vocab"],
+    target_log_laws: Float[Array, "nodes vocab"],
+    draft_log_laws: Float[Array, "rows vocab"],
+    *,
+    target_row: np.ndarray,
     uses_draft: np.ndarray,
     row_of_draw: np.ndarray,
 ) -> tuple[Int[Array, " draws"], Bool[Array, " rows"]]:
@@ -30,8 +33,9 @@ def draw_gap_tokens(
 
     Args:
         rng_key: key, consumed.
-        log_target_rows: the target's laws, [R, V].
-        log_draft_rows: the draft's laws, [R, V].
+        target_log_laws: the target's laws, [N+1, V].
+        draft_log_laws: the draft's laws, [R, V].
+        target_row: the target's row that each of the draft's is compared with, int [R].
         uses_draft: whether a row's residual is (q - p)_+ or all of q, bool [R].
         row_of_draw: the row that each draw is from, int [M].
 
@@ -39,25 +43,19 @@ def draw_gap_tokens(
         The tokens [M], and for each row whether its residual has any mass [R]; draws from rows without are meaningless.
     """
     block_key, entry_key = jax.random.split(rng_key)
-    vocab_size = log_target_rows.shape[1]
-    dtype = log_target_rows.dtype
+    vocab_size = target_log_laws.shape[1]
+    dtype = target_log_laws.dtype
     width = block_size(vocab_size)
-    num_blocks = -(-vocab_size // width)
-    masses = residual_masses(log_target_rows, log_draft_rows, jnp.asarray(uses_draft)[:, None])
-    masses = jnp.pad(masses, ((0, 0), (0, num_blocks * width - vocab_size)))
-    block_masses = jnp.sum(masses.reshape(-1, num_blocks, width), axis=-1)
-
+    rows = np.arange(len(target_row), dtype=np.int32)
+    pairs = block_verifier.Pairs(np.asarray(target_row, np.int32), rows, uses_draft=uses_draft)
     num_draws = len(row_of_draw)
-    noise = jax.random.gumbel(block_key, (num_draws, num_blocks), dtype)
-    block = jnp.argmax(jnp.log(block_masses)[row_of_draw] + noise, axis=-1).astype(jnp.int32)
-    tokens = block[:, None] * width + jnp.arange(width, dtype=jnp.int32)
-    rows = jnp.asarray(row_of_draw)[:, None]
-    take = {"mode": "fill", "fill_value": -jnp.inf}
-    entries = residual_masses(
-        log_target_rows.at[rows, tokens].get(**take),
-        log_draft_rows.at[rows, tokens].get(**take),
-        jnp.asarray(uses_draft)[rows],
+    draws = block_verifier.draw_residuals(
+        residual_sums(target_log_laws, draft_log_laws, pairs, width),
+        block_verifier.Laws(target_log_laws),
+        block_verifier.Laws(draft_log_laws),
+        pairs,
+        pair_of_draw=row_of_draw,
+        block_noise=jax.random.gumbel(block_key, (num_draws, -(-vocab_size // width)), dtype),
+        entry_noise=jax.random.gumbel(entry_key, (num_draws, width), dtype),
     )
-    noise = jax.random.gumbel(entry_key, (num_draws, width), dtype)
-    entry = jnp.argmax(jnp.log(entries) + noise, axis=-1).astype(jnp.int32)
-    return block * width + entry, jnp.sum(block_masses, axis=-1) > 0
+    return draws.token, draws.has_mass

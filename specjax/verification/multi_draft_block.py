@@ -133,16 +133,24 @@ def draw_noise(
     parents = np.asarray(tree.parent)
     row_table = draft_row_table(tree)
     internal = np.asarray(tree.internal)
-    log_target_rows = target_log_laws[internal]
     membership = np.asarray([node for node, kind in enumerate(kinds) if kind == "membership"], np.int32)
     uses_draft = np.asarray([kinds[node] != "membership" for node in internal])
     # One draw for each node as a child (the root's is not used), then one for each membership node.
     row_of_draw = np.concatenate([row_table[np.maximum(parents, 0)], row_table[membership]]).astype(np.int32)
-    drawn, row_has_mass = draw_gap_tokens(gap_key, log_target_rows, proposal.draft_log_laws, uses_draft, row_of_draw)
+    drawn, row_has_mass = draw_gap_tokens(
+        gap_key,
+        target_log_laws,
+        proposal.draft_log_laws,
+        target_row=internal,
+        uses_draft=uses_draft,
+        row_of_draw=row_of_draw,
+    )
 
     child_token = drawn[: tree.num_nodes]
     child_rows = row_of_draw[: tree.num_nodes]
-    child_log_ratio = proposal.draft_log_laws[child_rows, child_token] - log_target_rows[child_rows, child_token]
+    child_log_ratio = (
+        proposal.draft_log_laws[child_rows, child_token] - target_log_laws[internal[child_rows], child_token]
+    )
     node_token = jnp.zeros((tree.num_nodes,), jnp.int32).at[membership].set(drawn[tree.num_nodes :])
     has_gap = row_has_mass[row_table]
     for node, curve in curves.items():

@@ -2,6 +2,9 @@
 
 Letters as in the SpecTr papers: p is the draft's law, q the target's. Everything keeps the dtype it is given: float32
 in decoding, float64 in exact enumeration. No epsilon stands in any acceptance test.
+
+`residual_sums` is the one place where the rules meet `pallas_kernels`: it reads both laws once, by a kernel on
+platforms that have one.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from pallas_kernels import block_verifier
 
 # A drafted token was drawn, so its probability is not zero; a logarithm that underflowed is lifted to this value.
 LOWEST_DRAFTED_LOG_PROB = -100.0
@@ -49,14 +54,57 @@ def log_positive_part(
     return jnp.where(larger, target_log_masses + log_one_minus_exp(difference), -jnp.inf)
 
 
+def residual_sums(
+    target_log_laws: Float[Array, "target_rows vocab"],
+    draft_log_laws: Float[Array, "draft_rows vocab"],
+    pairs: block_verifier.Pairs,
+    width: int | None = None,
+) -> Float[Array, "pairs blocks"]:
+    """sum_x (w q(x) - p(x))_+ over blocks of tokens; one pass over both laws, by a kernel where the platform has one.
+
+    On CPU, and for float64, these are plain sums in the order of the tokens; elsewhere they differ by rounding.
+
+    Args:
+        target_log_laws: log q, [T, V].
+        draft_log_laws: log p, [D, V].
+        pairs: rows of both, weights w, and whether p is taken away at all.
+        width: tokens of a block; None for one sum over the whole row.
+
+    Returns:
+        The sums, [pairs, ceil(V / width)].
+    """
+    return block_verifier.residual_sums(
+        block_verifier.Laws(target_log_laws), block_verifier.Laws(draft_log_laws), pairs, width=width
+    )
+
+
 def positive_part_mass(
-    log_weight: Float[Array, "*rows"],
-    target_log_laws: Float[Array, "*rows vocab"],
-    draft_log_laws: Float[Array, "*rows vocab"],
-) -> Float[Array, "*rows"]:
-    """sum_x (w q(x) - p(x))_+ for each row, with w <= 1 given by its logarithm; one pass over both laws."""
-    weight = jnp.exp(log_weight)[..., None]
-    return jnp.sum(jnp.maximum(weight * jnp.exp(target_log_laws) - jnp.exp(draft_log_laws), 0), axis=-1)
+    log_weight: Float[Array, "*pairs"],
+    target_log_laws: Float[Array, "target_rows vocab"],
+    draft_log_laws: Float[Array, "draft_rows vocab"],
+    target_row: np.ndarray,
+    draft_row: np.ndarray,
+) -> Float[Array, "*pairs"]:
+    """sum_x (w q(x) - p(x))_+ for pairs of rows, with w <= 1 given by its logarithm.
+
+    Args:
+        log_weight: log w of each pair, any shape.
+        target_log_laws: log q, [T, V].
+        draft_log_laws: log p, [D, V].
+        target_row: row of q of each pair, int, of that shape.
+        draft_row: row of p, the same.
+
+    Returns:
+        The masses, of that shape.
+    """
+    if log_weight.size == 0:
+        return jnp.zeros_like(log_weight)
+    pairs = block_verifier.Pairs(
+        target_row=np.asarray(target_row, np.int32).reshape(-1),
+        draft_row=np.asarray(draft_row, np.int32).reshape(-1),
+        log_weight=log_weight.reshape(-1),
+    )
+    return residual_sums(target_log_laws, draft_log_laws, pairs).reshape(log_weight.shape)
 
 
 def normalise_log_masses(

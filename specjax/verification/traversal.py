@@ -61,7 +61,7 @@ class TraversalRule(ChoiceRule):
 
         inner = chains[:, :-1]
         inner_mass = positive_part_mass(
-            log_weight[:, :-1], target_log_laws[inner], proposal.draft_log_laws[draft_row_table(tree)[inner]]
+            log_weight[:, :-1], target_log_laws, proposal.draft_log_laws, inner, draft_row_table(tree)[inner]
         )
         residual_mass = jnp.concatenate([inner_mass, jnp.zeros((num_chains, 1), dtype)], axis=1)
         log_accept, log_reject = residual_acceptance(log_weight, residual_mass)

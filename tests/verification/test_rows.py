@@ -52,9 +52,8 @@ def test_positive_part_in_logs_equals_the_plain_difference() -> None:
     with np.errstate(divide="ignore"):
         found = log_positive_part(jnp.log(jnp.asarray(q, jnp.float32)), jnp.log(jnp.asarray(p, jnp.float32)))
     np.testing.assert_allclose(np.exp(found), np.maximum(q - p, 0), atol=1e-6)
-    mass = positive_part_mass(
-        jnp.log(jnp.float32(0.5)), jnp.log(jnp.asarray(q, jnp.float32)), jnp.log(jnp.asarray(p, jnp.float32))
-    )
+    q_row, p_row = jnp.log(jnp.asarray(q, jnp.float32))[None], jnp.log(jnp.asarray(p, jnp.float32))[None]
+    mass = positive_part_mass(jnp.log(jnp.float32(0.5)), q_row, p_row, np.asarray(0), np.asarray(0))
     assert float(mass) == pytest.approx(np.maximum(0.5 * q - p, 0).sum(), abs=1e-6)
 
 
@@ -99,9 +98,17 @@ def test_gap_tokens_follow_the_residual_and_draws_are_independent() -> None:
     rows = np.asarray([0, 1, 0, 2], np.int32)
     uses_draft = np.asarray([True, False, True])
     draw = jax.jit(
-        jax.vmap(lambda key: draw_gap_tokens(key, jnp.log(jnp.asarray(target, jnp.float32)),
-                                             jnp.log(jnp.asarray(draft, jnp.float32)), uses_draft, rows))
-    )  # fmt: skip
+        jax.vmap(
+            lambda key: draw_gap_tokens(
+                key,
+                jnp.log(jnp.asarray(target, jnp.float32)),
+                jnp.log(jnp.asarray(draft, jnp.float32)),
+                target_row=np.arange(3),
+                uses_draft=uses_draft,
+                row_of_draw=rows,
+            )
+        )
+    )
     tokens, has_mass = draw(jax.random.split(jax.random.key(103), 40_000))
     assert np.asarray(has_mass[0]).tolist() == [True, True, False]
     residual = np.maximum(target[0] - draft[0], 0)
