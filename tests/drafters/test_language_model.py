@@ -104,7 +104,16 @@ def assert_same_state(actual, expected, lengths, *, atol: float = 1e-4) -> None:
             np.testing.assert_allclose(mine[row, :, :length], fresh[row, :, :length], atol=atol)
 
 
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
+# The irregular tree has all that the others have: chains, siblings, and an order of its own.
+OFTEN = "irregular"
+
+
+def trees(*names: str) -> list:
+    """Trees by name; all but one only in long runs."""
+    return [pytest.param(TREES[name], id=name, marks=() if name == OFTEN else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("tree", trees(*TREES))
 def test_every_law_is_the_models_own_after_the_path(tree):
     state = prefilled(PROMPTS, tree)
     keys = jax.random.split(jax.random.key(5), len(PROMPTS))
@@ -121,7 +130,7 @@ def test_every_law_is_the_models_own_after_the_path(tree):
             np.testing.assert_allclose(proposal.draft_log_laws[row, place], law_after(text), atol=1e-4)
 
 
-@pytest.mark.parametrize("tree", [TREES["three chains"], TREES["irregular"]], ids=["three chains", "irregular"])
+@pytest.mark.parametrize("tree", trees("three chains", "irregular"))
 def test_children_are_independent_draws_from_their_parents_laws(tree):
     """False alarms: 1e-6 a comparison by a bound on the deviation of a frequency (Hoeffding), seeds are literal."""
     count = 4000
