@@ -13,7 +13,7 @@ from specjax.checkpoints.published import PUBLISHED_CONFIGS
 from specjax.decoding.program import ProgramSpec, get_program, init_state
 from specjax.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from specjax.drafters.eagle3_init import init_drafter
-from specjax.heads import HeadConfig
+from specjax.heads import HeadConfig, get_head
 from specjax.models import init_params
 from specjax.types import DraftTree
 
@@ -63,7 +63,10 @@ def build(verifier: str, draft_length: int, batch: int, rank: int) -> tuple[Call
         trained = init_drafter(
             key, drafter.config, params, config, head_init="random", warm_start=False, dtype=jnp.bfloat16
         )
-        drafter_params = drafter.prepare({**trained, "embed_tokens": params["embed_tokens"]})
+        # What `Eagle3Drafter.prepare` does on the chip itself; here it would ask this process's platform.
+        low_rank: Any = get_head(drafter.config.head.kind)
+        head = low_rank.prepare(trained["head"], drafter.config.head)
+        drafter_params = {**trained, "head": head, "embed_tokens": params["embed_tokens"]}
         return params, drafter_params, init_state(spec, batch, jnp.bfloat16)
 
     step = get_program(spec).step
@@ -81,8 +84,8 @@ def print_engine_step(result: dict[str, Any]) -> None:
         kind = kernel.split(" (")[-1].rstrip(")") if " (" in kernel else kernel.split(".")[0]
         kinds[kind] = kinds.get(kind, 0) + 1
     print(
-        f"{len(result['kernels'])} kernels, operands and results {result['bytes_moved'] / 1e9:.2f} GB, "
-        f"temporaries {result['temporary_bytes'] / 1e6:.1f} MB, compiled in {result['seconds']} s"
+        f"{len(result['kernels'])} kernels, operands and results {result['bytes_moved'] / 1e9:.2f} GB (look-ups "
+        f"whole), temporaries {result['temporary_bytes'] / 1e6:.1f} MB, compiled in {result['seconds']} s"
     )
     for kernel in result["mosaic_kernels"]:
         print(

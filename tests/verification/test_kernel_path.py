@@ -41,7 +41,7 @@ def _proposals(tree: DraftTree) -> tuple[Proposal, jax.Array]:
 def test_verdicts_do_not_depend_on_who_reads_the_laws(
     monkeypatch: pytest.MonkeyPatch, name: str, num_drafts: int
 ) -> None:
-    tree = DraftTree.chains(num_drafts, 3)
+    tree = DraftTree.chains(num_drafts, 2)
     verifier = get_verifier(name)
     proposal, laws = _proposals(tree)
     keys = jax.random.split(jax.random.key(3), BATCH)
@@ -61,7 +61,7 @@ def test_verdicts_do_not_depend_on_who_reads_the_laws(
 
 @pytest.mark.parametrize("name", ["block", "multi_draft_block"])
 def test_rules_lower_for_accelerators(name: str) -> None:
-    tree = DraftTree.chains(1 if name == "block" else 2, 3)
+    tree = DraftTree.chains(1 if name == "block" else 2, 2)
     verifier = get_verifier(name)
     vocab_size, batch = 128256, 2
 

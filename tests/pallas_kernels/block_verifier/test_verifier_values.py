@@ -24,7 +24,8 @@ from specjax.testing.chi_squared import assert_follows_law
 
 RAGGED = 4999  # no multiple of a tile, a group or a lane
 WIDTH = 512
-IMPLEMENTATIONS = (None, "xla", "interpret")
+# None is "xla" on CPU.
+IMPLEMENTATIONS = (None, "interpret")
 TOKENS = np.asarray([RAGGED - 1, 17, 2500, 0], np.int32)
 
 
@@ -51,8 +52,7 @@ def _passes(implementation: str | None):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("implementation", "dtype"), [(None, "bfloat16"), (None, "float32"), ("interpret", "float32")])
 def test_both_passes_equal_float64(implementation: str | None, dtype: str) -> None:
     values = example(RAGGED, dtype)
     statistics, blocks, whole = _passes(implementation)(values)
@@ -94,8 +94,8 @@ def test_bad_rows_give_the_documented_values(implementation: str | None) -> None
         np.testing.assert_allclose(whole[::2, 0], exact_sums(values, RAGGED)[::2, 0], rtol=0, atol=4e-6)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "interpret"])
-def test_a_batch_of_requests_is_more_rows(implementation: str) -> None:
+def test_a_batch_of_requests_is_more_rows() -> None:
+    implementation = "interpret"
     values = [example(1200, "float32", seed) for seed in range(3)]
     draft = values[0].draft_logits
     tokens = jnp.asarray(np.minimum(TOKENS, 1199))
@@ -112,7 +112,8 @@ def test_a_batch_of_requests_is_more_rows(implementation: str) -> None:
     targets = jnp.stack([value.target_logits for value in values])
     # The draft's rows are shared by all requests.
     batched = jax.jit(jax.vmap(run, in_axes=(0, None, 0)))(targets, draft, weights)
-    alone = [jax.jit(run)(target, draft, weight) for target, weight in zip(targets, weights, strict=True)]
+    one = jax.jit(run)
+    alone = [one(target, draft, weight) for target, weight in zip(targets, weights, strict=True)]
     for place, found in enumerate(batched):
         expected = np.stack([result[place] for result in alone])
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
