@@ -24,6 +24,7 @@ from specjax.checkpoints.safetensors_io import read_header, read_tensors, write_
 from specjax.drafters.eagle3_layer import Eagle3Config, Params, default_feature_layers, parameter_shapes
 from specjax.heads import HeadConfig, get_head
 from specjax.heads.vocabulary_maps import ids_of_maps, maps_of_ids
+from specjax.json_files import read_object
 from specjax.models.config import RopeScaling
 
 MODEL_FILE = "model.safetensors"
@@ -265,12 +266,7 @@ def _own_fields(config: Eagle3Config, target: Mapping[str, Any], metadata: Mappi
 
 def _read_config(folder: Path) -> Eagle3Config:
     path = folder / CONFIG_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
+    fields = read_object(path)
     try:
         return _config_of(fields)
     except KeyError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from specjax.checkpoints import llama_names
 from specjax.checkpoints.safetensors_io import read_header, read_tensors
+from specjax.json_files import read_object
 from specjax.models import ModelConfig
 
 INDEX = "model.safetensors.index.json"
@@ -39,7 +39,7 @@ def read_config(folder: str | os.PathLike[str], *, num_valid_tokens: int | None 
     path = Path(folder) / "generation_config.json"
     if not path.is_file():
         return config
-    more = _read_json(path).get("eos_token_id")
+    more = read_object(path).get("eos_token_id")
     more = [] if more is None else more if isinstance(more, list) else [more]
     try:
         return dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys((*config.eos_token_ids, *more))))
@@ -49,7 +49,7 @@ def read_config(folder: str | os.PathLike[str], *, num_valid_tokens: int | None 
 
 def read_config_file(path: Path, *, num_valid_tokens: int | None = None) -> ModelConfig:
     """The configuration in one JSON file; see `read_config`."""
-    fields = _read_json(path)
+    fields = read_object(path)
     try:
         return ModelConfig.from_huggingface(fields, num_valid_tokens=num_valid_tokens)
     except ValueError as error:
@@ -70,7 +70,7 @@ def weight_files(folder: str | os.PathLike[str]) -> list[Path]:
             raise FileNotFoundError(f"{folder}: no weights; expected {SINGLE} or {INDEX}")
         read_header(folder / SINGLE)
         return [folder / SINGLE]
-    weight_map = _read_json(index_path).get("weight_map")
+    weight_map = read_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index_path}: `weight_map` must be an object that names a file for each tensor")
     names = list(dict.fromkeys(weight_map.values()))
@@ -117,15 +117,3 @@ def load_params(folder: str | os.PathLike[str], config: ModelConfig, dtype: Any)
     for path in files:
         tensors.update(read_tensors(path))
     return llama_names.build_params(config, tensors.__getitem__, dtype)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: must hold a JSON object; got {type(value).__name__}")
-    return value

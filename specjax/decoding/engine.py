@@ -17,6 +17,7 @@ from specjax.decoding import program as program_lib
 from specjax.decoding import state as state_lib
 from specjax.decoding.request import Completion, Request, StreamEvent
 from specjax.decoding.scheduler import Limits, RunningRequest
+from specjax.drafters import base as drafter_base
 from specjax.drafters.base import Drafter
 from specjax.models import ModelConfig
 from specjax.types import DRAW_DETERMINISTIC, DRAW_IID, DraftTree
@@ -143,8 +144,7 @@ class Engine:
         for name in verifiers:
             _check_verifier(name, tree, drafter)
         self._target = target
-        prepare = getattr(drafter, "prepare", None)
-        self._drafter_params = drafter_params if prepare is None else prepare(drafter_params)
+        self._drafter_params = None if drafter is None else drafter_base.prepare(drafter, drafter_params)
         self._num_slots = num_slots
         self._prefill_chunk = prefill_chunk
         self._prefill_padding = prefill_padding

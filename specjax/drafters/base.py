@@ -117,6 +117,15 @@ def begin(drafter: Drafter, params: Any, state: State, first_token: Int[Array, "
     return state if method is None else method(params, state, first_token)
 
 
+def prepare(drafter: Drafter, params: Any) -> Any:
+    """Parameters as the drafter wants them for decoding on this process's platform.
+
+    Drafters whose head has a fused kernel there define `prepare(params) -> params`; for others they stay as they are.
+    """
+    method = getattr(drafter, "prepare", None)
+    return params if method is None else method(params)
+
+
 def empty_proposal(last_token: Int[Array, "batch"], tree: DraftTree, vocab_size: int) -> Proposal:
     """A proposal without drafts: every node below the root is absent."""
     batch = last_token.shape[0]

@@ -8,12 +8,13 @@ are assumptions: large copies and products reach about 0.85 of the bandwidth and
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from specjax.json_files import read_object
 
 # Fitted on two published cells; `published.fit_constants` computes them again.
 KERNEL_SECONDS = 3.58e-6
@@ -133,12 +134,7 @@ def read_hardware(path: str | os.PathLike[str]) -> Hardware:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no hardware file at {path}")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: must be a JSON object; {error}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path}: must be a JSON object; got {type(fields).__name__}")
+    fields = read_object(path)
     known = [field.name for field in dataclasses.fields(Hardware)]
     unknown = sorted(set(fields) - {*known, "base"})
     if unknown:

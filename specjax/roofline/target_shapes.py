@@ -7,7 +7,6 @@ more families than that.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from specjax.checkpoints.published import PUBLISHED_CONFIGS
 from specjax.checkpoints.target import load_config
+from specjax.json_files import read_object
 from specjax.models import ModelConfig
 
 # 4-bit values with one 8-bit scale for each 32 of them.
@@ -276,12 +276,7 @@ def _fetch(name: str) -> Path:
 def _read(path: Path, *, name: str) -> TargetShape:
     if not path.is_file():
         raise FileNotFoundError(f"no model configuration at {path}")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: must be a JSON object; {error}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{path}: must be a JSON object; got {type(fields).__name__}")
+    fields = read_object(path)
     try:
         return TargetShape.from_huggingface(name, fields)
     except ValueError as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specjax.json_files import read_object
 from specjax.text.chat_template import ChatTemplate
 from specjax.text.gguf_vocabulary import field_value
 from specjax.text.tokenizer import Tokenizer
@@ -73,15 +73,7 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file, or nothing if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: must hold a JSON object; got {type(value).__name__}")
-    return value
+    return read_object(path) if path.is_file() else {}
 
 
 def _token_text(value: Any) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pallas_kernels.aot.chips import CHIPS
 from specjax import cost
 from specjax.roofline import (
     HARDWARE,
@@ -144,7 +145,7 @@ def test_hardware_files(tmp_path: pathlib.Path) -> None:
         ({"base": "h200", "flops_per_second": {"bfloat16": 0}}, "`flops_per_second.bfloat16` must be"),
         ({"base": "h200", "flops_per_second": 5}, "`flops_per_second` must be an object; got 5"),
         ({"base": "h200", "dtype": "int3"}, "`dtype` must be one of"),
-        ([1], "must be a JSON object; got list"),
+        ([1], "must hold a JSON object; got list"),
     ],
 )
 def test_bad_hardware_files(fields: Any, message: str, tmp_path: pathlib.Path) -> None:
@@ -158,3 +159,10 @@ def test_missing_machines(tmp_path: pathlib.Path) -> None:
         read_hardware(tmp_path / "none.json")
     with pytest.raises(ValueError, match="`hardware` must be one of"):
         get_hardware("tpu")
+
+
+@pytest.mark.parametrize("name", sorted(set(CHIPS) & set(HARDWARE)))
+def test_the_plan_and_the_compiler_are_told_the_same_of_a_chip(name: str) -> None:
+    """The kernels' package knows chips of its own, since it imports nothing of the library."""
+    assert HARDWARE[name].bytes_per_second == CHIPS[name].memory_bandwidth
+    assert HARDWARE[name].flops_per_second["bfloat16"] == CHIPS[name].bf16_flops
