@@ -22,7 +22,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
         "answers_per_prompt": 1,
         "max_answer_tokens": 128,
         "held_out_prompts": 24,
-        "train_steps": 700,
+        "train_steps": 580,
         "stage1_steps": 60,
         "warmup_steps": 20,
         "checkpoint_every": 40,
