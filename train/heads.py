@@ -1,10 +1,11 @@
-"""Trains or derives all draft heads on one backbone and one set of data; `python -m eval.plane` compares them.
+"""Trains or derives all draft heads on one backbone and one set of data, and draws their acceptance-cost plane.
 
 python -m train.heads --flagfile=smollm2.flags --heads=all
 python -m train.heads --flagfile=smollm2.flags --heads=full,low_rank:rank=72,vocab_trim:rows=v/4 --seeds=0,1,2
 
 Every flag of `python -m train.slimspec` but those of a single head applies to all of them. The same command goes on
-where an earlier one stopped, and one with more heads adds them.
+where an earlier one stopped, and one with more heads adds them. `python -m eval.plane` measures at the end;
+`--nomeasure` leaves that out, for settings of one's own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from train.slimspec import EXIT_BAD_FLAGS, EXIT_FAILED, EXIT_INTERRUPTED, report
 
 QUICK_FLAGS = PACKAGED_FOLDER / "quick.flags"
 
-_OWN = re.compile(r"--?(heads|seeds|quick|noquick|frequency_text)(?:=(.*))?$", re.DOTALL)
+_OWN = re.compile(r"--?(heads|seeds|quick|noquick|measure|nomeasure|frequency_text)(?:=(.*))?$", re.DOTALL)
 _ONE_HEAD = re.compile(r"--?(?:no)?(head|rank|head_options|base)(=|$)")
 _HELP = """Trains several draft heads on the same data: python -m train.heads --flagfile=smollm2.flags --heads=all
 
@@ -52,22 +53,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        config, requests, seeds = _parse(arguments)
+        settings = _parse(arguments)
     except ValueError as error:
         return report_error(error, EXIT_BAD_FLAGS)
     try:
-        _run(config, requests, seeds, arguments)
+        _run(settings, arguments)
     except KeyboardInterrupt:
         return report_error("interrupted; the same command goes on where this one stopped", EXIT_INTERRUPTED)
     except (RuntimeError, ValueError, OSError, ImportError) as error:
-        if (Path(config.run_dir) / "heads.json").exists():
-            (Path(config.run_dir) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        if (Path(settings.config.run_dir) / "heads.json").exists():
+            (Path(settings.config.run_dir) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         return report_error(error, EXIT_FAILED)
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> tuple[TrainConfig, tuple[HeadRequest, ...], tuple[int, ...]]:
-    """Settings of all heads, the heads, and the seeds."""
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """Settings of all heads, the heads, and what else was asked for."""
+
+    config: TrainConfig
+    requests: tuple[HeadRequest, ...]
+    seeds: tuple[int, ...]
+    quick: bool
+    measure: bool
+
+
+def _parse(arguments: Sequence[str]) -> _Settings:
     own: dict[str, str] = {}
     rest: list[str] = []
     for argument in arguments:
@@ -90,7 +101,7 @@ def _parse(arguments: Sequence[str]) -> tuple[TrainConfig, tuple[HeadRequest, ..
     seeds = parse_numbers("seeds", own["seeds"]) if "seeds" in own else (config.seed,)
     if max(seeds) >= 2**32:
         raise ValueError(f"`--seeds` must be below 2**32; got {max(seeds)}")
-    return config, requests, seeds
+    return _Settings(config, requests, seeds, quick, own.get("measure", "true") == "true")
 
 
 def _value(match: re.Match[str]) -> str:
@@ -99,11 +110,11 @@ def _value(match: re.Match[str]) -> str:
         if not value:
             raise ValueError(f"`--{name}` must be written as --{name}=VALUE; got {match[0]!r}")
         return value
-    if name == "noquick" and value is None:
+    if name.startswith("no") and value is None:
         return "false"
-    if name == "quick" and value in (None, "true", "false"):
+    if not name.startswith("no") and value in (None, "true", "false"):
         return value or "true"
-    raise ValueError(f"`--quick` must be true or false; got {match[0]!r}")
+    raise ValueError(f"`--{name.removeprefix('no')}` must be true or false; got {match[0]!r}")
 
 
 def _with_defaults(arguments: Sequence[str], quick: bool) -> list[str]:
@@ -117,18 +128,24 @@ def _with_defaults(arguments: Sequence[str], quick: bool) -> list[str]:
     return ["--noevaluate", *arguments[:end], *sizes, *arguments[end:]]
 
 
-def _run(config: TrainConfig, requests: Sequence[HeadRequest], seeds: Sequence[int], arguments: Sequence[str]) -> None:
+def _run(settings: _Settings, arguments: Sequence[str]) -> None:
     # Imported here, so that a wrong flag is reported at once.
     from specjax.checkpoints.target import load_config
     from train import mesh
     from train.head_runs import run_heads
 
-    planned = plan_heads(requests, load_config(config.target), seeds, data_seed=config.seed)
+    config = settings.config
+    planned = plan_heads(settings.requests, load_config(config.target), settings.seeds, data_seed=config.seed)
     if config.dry_run:
         print("\n".join(_plan_line(head) for head in planned))
         return
     mesh.start_processes(config.coordinator, config.num_processes, config.process_id)
-    print(f"done: {run_heads(config, planned, arguments, on_line=lambda line: print(line, flush=True))}")
+    folder = run_heads(config, planned, arguments, on_line=lambda line: print(line, flush=True))
+    print(f"done: {folder}", flush=True)
+    if settings.measure and not config.process_id:
+        from eval.plane import measure_with_defaults
+
+        measure_with_defaults(folder, quick=settings.quick)
 
 
 def _plan_line(head: PlannedHead) -> str:

@@ -54,7 +54,7 @@ def command(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> list
         for index in range(6):
             messages = [{"role": "user", "content": f"hello {index}"}, {"role": "assistant", "content": "world"}]
             file.write(json.dumps({"messages": messages}) + "\n")
-    return [f"--target={model_folder}", f"--dataset={path}", *SIZES, f"--heads={HEADS}"]
+    return [f"--target={model_folder}", f"--dataset={path}", *SIZES, f"--heads={HEADS}", "--nomeasure"]
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +117,9 @@ def test_trained_heads_see_the_same_batches_whatever_their_seed_shares(
     assert not np.array_equal(first["fc"], other["fc"])
 
 
+@pytest.mark.slow
 def test_the_plane_of_the_run(finished: Path) -> None:
-    """The second command, on what the first one left."""
+    """The second command with settings of its own, on what the first one left."""
     sizes = ("--draft_lengths=1", "--num_questions=2", "--max_new_tokens=4", "--num_steps=1", "--kinds=chat,code")
     command = [sys.executable, "-m", "eval.plane", f"--run={finished}", "--quick", "--heads=vocab_trim-rows24", *sizes]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
@@ -131,6 +132,20 @@ def test_the_plane_of_the_run(finished: Path) -> None:
     assert [point["head"] for point in result["points"]] == ["full", "vocab_trim-rows24"]
     assert result["points"][1]["ceiling"]["value"] is not None
     assert set(result["points"][1]["by_kind"]) == {"chat", "code"}
+
+
+def test_the_quick_command_ends_with_the_same_files(
+    finished: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command from prompts to the plane; what is trained already is not trained again."""
+    (finished / "eval" / "plane.json").unlink(missing_ok=True)
+    assert main([*command, "--measure", "--quick", f"--run_dir={finished}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        str(finished / "eval" / name) for name in ("plane.jsonl", "plane.json", "plane.svg")
+    ]
+    result = json.loads((finished / "eval" / "plane.json").read_text())
+    assert [point["head"] for point in result["points"]] == ["full", "vocab_trim-rows24"]
+    assert set(result["points"][1]["by_kind"]) == {"chat", "code", "maths"}
 
 
 def test_a_derived_head_has_the_backbone_that_it_was_derived_from(finished: Path) -> None:
