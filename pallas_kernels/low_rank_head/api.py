@@ -7,8 +7,17 @@ the kernels never write logits to memory.
 
 What is the caller's mistake raises ValueError. A named implementation that cannot serve (wrong chip, float32 weights
 on "mosaic_gpu", more than 64 rows there) raises NotImplementedError with the reason; None then takes XLA.
-A row with NaN or plus infinity among its logits gives token 0, and NaN as log-probability
-and logsumexp, on every implementation; its logits are passed through as they are.
+
+Values that are no numbers are not looked for, but have a documented result, the same on every implementation:
+
+    a row with NaN or plus infinity among its logits    token 0, log-probability and logsumexp NaN
+    a row whose logits are all -inf                     token 0, log-probability NaN, logsumexp -inf
+    a temperature above 0, but below 1e-5               counts as 1e-5: float32 logits tell no colder law
+    an infinite temperature (in an array)               the uniform law of the valid tokens
+    a negative temperature or NaN (in an array)         counts as 0: the greedy token
+
+`logits` and `log_law` pass NaN and infinities on. Temperatures that Python or numpy hold are checked; values of jax's
+arrays are not, since that would wait for the device.
 """
 
 from __future__ import annotations
@@ -19,14 +28,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from pallas_kernels import _platform
 from pallas_kernels._platform import Implementation
 from pallas_kernels.low_rank_head import xla
 from pallas_kernels.low_rank_head.noise import raw_keys
-from pallas_kernels.low_rank_head.statistics import HeadDraw
-from pallas_kernels.low_rank_head.weights import DTYPES, PreparedHead, check_head
+from pallas_kernels.low_rank_head.statistics import HeadDraw, bounded
+from pallas_kernels.low_rank_head.weights import DTYPES, PreparedHead, check_head, is_count
 
 # Compute capabilities that the Mosaic GPU kernels compile for: they use Hopper's wgmma.
 SERVED = ((9, 0),)
@@ -71,8 +81,8 @@ def sample(
         hidden: hidden states, [B, d], bfloat16 or float32.
         head: result of `prepare_weights`.
         rng_keys: one threefry key a row, [B]; consumed.
-        temperature: one number or [B] float32, not negative. A row of temperature 0 takes the greedy token, its
-            log-probability and logsumexp at temperature 1.
+        temperature: one number or [B] float32, finite and not negative. A row of temperature 0 takes the greedy
+            token, its log-probability and logsumexp at temperature 1. See the module for the ends of the range.
         implementation: see the module.
 
     Returns:
@@ -83,10 +93,10 @@ def sample(
         NotImplementedError: if the named implementation cannot serve.
     """
     _check(hidden, head)
-    batch = hidden.shape[0]
+    batch, words = hidden.shape[0], raw_keys(rng_keys)
     if rng_keys.shape != (batch,):
         raise ValueError(f"`rng_keys` must hold one key a row, [{batch}]; got shape {list(rng_keys.shape)}")
-    return _run("sample", implementation, hidden, head, raw_keys(rng_keys), _temperatures(temperature, batch))
+    return _run("sample", implementation, hidden, head, words, _temperatures(temperature, batch))
 
 
 def logits(
@@ -106,14 +116,16 @@ def log_law(
 ) -> Float[Array, "batch vocab"]:
     """Float32 log-probabilities [B, V] at a temperature above 0: the law that a verification rule asks for.
 
+    In an array of jax, whose values are not looked at, 0 and negative numbers count as 1e-5 here.
+
     Raises:
         ValueError: as in `greedy`, or for a temperature that is known to be 0.
         NotImplementedError: if the named implementation cannot serve.
     """
     _check(hidden, head)
-    if isinstance(temperature, int | float) and temperature == 0:
+    scale = bounded(_temperatures(temperature, hidden.shape[0]))
+    if not isinstance(temperature, jax.Array) and np.any(np.asarray(temperature) == 0):
         raise ValueError("`temperature` of a law must be above 0; got 0: its law is one-hot at the greedy token")
-    scale = _temperatures(temperature, hidden.shape[0])
     return jax.nn.log_softmax(_run("logits", implementation, hidden, head) / scale[:, None], axis=-1)
 
 
@@ -133,22 +145,26 @@ def top_candidates(
         implementation: see the module.
 
     Returns:
-        Tokens [B, C] int32 and logits [B, C] float32. Rows with NaN among their logits: unspecified order.
+        Tokens [B, C] int32 and logits [B, C] float32. NaN counts as the greatest logit.
 
     Raises:
         ValueError: if an argument does not fit.
         NotImplementedError: if the named implementation cannot serve.
     """
     _check(hidden, head)
-    if not 1 <= count <= head.num_valid_tokens:
-        raise ValueError(f"`count` must be in [1, {head.num_valid_tokens}], the number of valid tokens; got {count}")
-    return _run("top_candidates", implementation, hidden, head, count=count)
+    if not is_count(count) or not 1 <= count <= head.num_valid_tokens:
+        raise ValueError(
+            f"`count` must be an integer in [1, {head.num_valid_tokens}], the number of valid tokens; got {count!r}"
+        )
+    return _run("top_candidates", implementation, hidden, head, count=int(count))
 
 
 def _check(hidden: Array, head: PreparedHead) -> None:
     if not isinstance(head, PreparedHead):
         raise ValueError(f"`head` must be the result of prepare_weights; got {type(head).__name__}")
     check_head(head)
+    if not isinstance(hidden, jax.Array | np.ndarray):
+        raise ValueError(f"`hidden` must be an array; got {type(hidden).__name__}")
     if hidden.ndim != 2 or hidden.shape[0] < 1 or hidden.shape[1] != head.hidden_size:
         raise ValueError(
             f"`hidden` must be [batch, d={head.hidden_size}] with at least one row; got shape {list(hidden.shape)}"
@@ -158,8 +174,12 @@ def _check(hidden: Array, head: PreparedHead) -> None:
 
 
 def _temperatures(temperature: Any, batch: int) -> Float[Array, "batch"]:
-    if isinstance(temperature, int | float) and not 0 <= temperature < float("inf"):
-        raise ValueError(f"`temperature` must be finite and not negative; got {temperature}")
+    if not isinstance(temperature, jax.Array | np.ndarray | np.generic | int | float):
+        raise ValueError(f"`temperature` must be a number or [{batch}]; got {temperature!r}")
+    if not isinstance(temperature, jax.Array):
+        known = np.asarray(temperature)
+        if known.dtype.kind not in "iuf" or not np.all((known >= 0) & (known < np.inf)):
+            raise ValueError(f"`temperature` must be finite and not negative; got {temperature}")
     values = jnp.asarray(temperature, jnp.float32)
     if values.shape not in ((), (batch,)):
         raise ValueError(f"`temperature` must be a number or [{batch}]; got shape {list(values.shape)}")

@@ -13,9 +13,10 @@ def top_of_blocks(logits: Float[Array, "batch vocab"], count: int) -> tuple[Arra
     """Ids [B, C] and values [B, C] of the greatest logits, in falling order, the lower id first among equals.
 
     Only the C blocks with the greatest maxima can hold one of them: any other block is beaten by C blocks. So V/128
-    maxima and C*128 logits are ranked in place of V.
+    maxima and C*128 logits are ranked in place of V. NaN counts as greatest.
     """
     batch, vocab_size = logits.shape
+    logits = nan_as_greatest(logits)
     padded = jnp.pad(logits, ((0, 0), (0, -vocab_size % _BLOCK)), constant_values=-jnp.inf)
     blocks = padded.reshape(batch, -1, _BLOCK)
     if blocks.shape[1] <= count:
@@ -28,3 +29,8 @@ def top_of_blocks(logits: Float[Array, "batch vocab"], count: int) -> tuple[Arra
     values, index = jax.lax.top_k(kept.reshape(batch, -1), count)
     block = jnp.take_along_axis(best, index // _BLOCK, axis=1)
     return (block * _BLOCK + index % _BLOCK).astype(jnp.int32), values
+
+
+def nan_as_greatest(logits: Float[Array, "batch vocab"]) -> Float[Array, "batch vocab"]:
+    """The same logits without negative NaN, which top_k ranks below -inf: tokens that are not there would be taken."""
+    return jnp.where(jnp.isnan(logits), jnp.nan, logits)

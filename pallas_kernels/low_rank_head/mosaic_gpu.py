@@ -32,6 +32,7 @@ from pallas_kernels.low_rank_head.statistics import (
     Running,
     closed_sum,
     known_token,
+    log_prob_of,
     merge_all,
     tempering,
     update,
@@ -206,7 +207,7 @@ def statistics_kernel(
             columns = pl.ds(start, size)
             logsumexp, best, token = _over_lanes(take(group, carry))
             chosen = best - noise(start, size, token, lambda vector: vector) if sampled else best
-            for index, values in enumerate((logsumexp, best, chosen - logsumexp)):
+            for index, values in enumerate((logsumexp, best, log_prob_of(chosen, logsumexp))):
                 scratch["floats"][index, columns] = values
             scratch["tokens"][columns] = token
         plgpu.commit_smem()

@@ -25,8 +25,10 @@ def raw_keys(rng_keys: Key[Array, "batch"]) -> UInt32[Array, "batch 2"]:
     Raises:
         ValueError: if the keys are not new-style threefry keys.
     """
-    if not jnp.issubdtype(rng_keys.dtype, jax.dtypes.prng_key):
-        raise ValueError(f"`rng_keys` must be keys made by jax.random.key; got dtype {rng_keys.dtype}")
+    dtype = getattr(rng_keys, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        found = type(rng_keys).__name__ if dtype is None else f"dtype {dtype}"
+        raise ValueError(f"`rng_keys` must be keys made by jax.random.key; got {found}")
     if str(jax.random.key_impl(rng_keys)) != "threefry2x32":
         raise ValueError(f"`rng_keys` must be threefry2x32 keys; got {jax.random.key_impl(rng_keys)}")
     return jax.random.key_data(rng_keys)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Key
 
-from pallas_kernels.low_rank_head.statistics import HeadDraw, checked
+from pallas_kernels.low_rank_head.statistics import HeadDraw, bounded, checked
 from pallas_kernels.low_rank_head.weights import PreparedHead
 
 
@@ -37,7 +37,7 @@ def sample(
 ) -> HeadDraw:
     """The Gumbel maximum with the noise of `jax.random.gumbel(rng_keys[b], (V,))`; temperature 0 adds none."""
     hot = (temperature > 0)[:, None]
-    values = logits(hidden, head) / jnp.where(hot, temperature[:, None], 1.0)
+    values = logits(hidden, head) / jnp.where(hot, bounded(temperature)[:, None], 1.0)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (head.vocab_size,), jnp.float32))(rng_keys)
     return _draw(values, jnp.where(hot, noise, 0.0))
 

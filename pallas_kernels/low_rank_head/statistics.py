@@ -13,9 +13,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-# Finite, since -inf - -inf is not a number.
-LOWEST = np.float32(-1e30)
+# Finite, since -inf - -inf is not a number; below every logit, so that a row of low ones still has a token.
+LOWEST = np.finfo(np.float32).min
 NO_TOKEN = np.int32(2**31 - 1)
+# Colder, float32 logits no longer tell the law: their rounding alone is a nat.
+COLDEST = np.float32(1e-5)
+# Hotter, the law is uniform; without this bound an excluded token's -inf would be multiplied with zero.
+HOTTEST = np.float32(1e30)
 _LOG2_E = np.float32(np.log2(np.e))
 
 
@@ -53,10 +57,10 @@ class Part(NamedTuple):
     """Statistics of a set of tokens; all arrays have one shape.
 
     Attributes:
-        logsumexp: of its logits, float32; `LOWEST` for an empty set.
+        logsumexp: of its logits, float32; -inf for an empty set.
         best: greatest score, float32.
         token: lowest id with that score, int32.
-        log_prob: log-probability of that token within the set, float32.
+        log_prob: log-probability of that token within the set, float32; NaN for an empty set.
     """
 
     logsumexp: Any
@@ -101,25 +105,32 @@ def of_tile(logits: Array, scores: Array | None, token: Array, valid: Array) -> 
     lowest = -jnp.max(jnp.where(scores == best[:, None], -token, -NO_TOKEN), axis=1)
     chosen = jnp.max(jnp.where(token == lowest[:, None], logits, LOWEST), axis=1)
     logsumexp = closed_sum(maximum, total)
-    return Part(logsumexp, best, known_token(lowest, logsumexp), chosen - logsumexp)
+    return Part(logsumexp, best, known_token(lowest, logsumexp), log_prob_of(chosen, logsumexp))
 
 
 def closed_sum(maximum: Array, total: Array) -> Array:
-    """The logsumexp of a running sum: `LOWEST` if it is empty, NaN if a logit was NaN or plus infinity."""
+    """The logsumexp of a running sum: -inf if it is empty, NaN if a logit was NaN or plus infinity."""
     logsumexp = maximum + jnp.log(total)
-    return jnp.where(total == 0.0, LOWEST, jnp.where(logsumexp < jnp.inf, logsumexp, jnp.nan))
+    return jnp.where(total == 0.0, -jnp.inf, jnp.where(logsumexp < jnp.inf, logsumexp, jnp.nan))
 
 
 def known_token(token: Array, logsumexp: Array) -> Array:
-    """The token, or 0 where the logits are not finite."""
-    return jnp.where(logsumexp < jnp.inf, token, 0)
+    """The token, or 0 where there is none: a logit is NaN or plus infinity, or all are -inf."""
+    return jnp.where((logsumexp < jnp.inf) & (logsumexp > -jnp.inf), token, 0)
+
+
+def log_prob_of(logit: Array, logsumexp: Array) -> Array:
+    """Log-probability of a logit within its set; NaN in an empty set."""
+    return jnp.where(logsumexp == -jnp.inf, jnp.nan, logit - logsumexp)
 
 
 def merge(one: Part, other: Part) -> Part:
     """Statistics of two disjoint sets of tokens together; a sum that is not finite gives NaN and token 0."""
     takes = (other.best > one.best) | ((other.best == one.best) & (other.token < one.token))
     greatest = jnp.maximum(one.logsumexp, other.logsumexp)
-    logsumexp = greatest + jnp.log(jnp.exp(one.logsumexp - greatest) + jnp.exp(other.logsumexp - greatest))
+    # Two empty sets: without the shift their difference would be NaN.
+    shift = jnp.where(greatest == -jnp.inf, 0.0, greatest)
+    logsumexp = shift + jnp.log(jnp.exp(one.logsumexp - shift) + jnp.exp(other.logsumexp - shift))
     token = known_token(jnp.where(takes, other.token, one.token), logsumexp)
     # The steps of the logsumexp cancel along the way, so that these sums end at logit - logsumexp.
     log_prob = jnp.where(takes, other.log_prob + other.logsumexp, one.log_prob + one.logsumexp) - logsumexp
@@ -131,23 +142,28 @@ def merge_all(parts: Part) -> HeadDraw:
 
     The log-probability and the rule for what is not finite are inside the reduction for the same reason.
     """
-    start = Part(LOWEST, LOWEST, NO_TOKEN, np.float32(0.0))
+    start = Part(np.float32(-np.inf), LOWEST, NO_TOKEN, np.float32(0.0))
     whole = Part(*lax.reduce(tuple(parts), tuple(start), lambda a, b: tuple(merge(Part(*a), Part(*b))), (0,)))
     return HeadDraw(whole.token, whole.log_prob, whole.logsumexp)
 
 
 def checked(token: Int[Array, "batch"], log_prob: Float[Array, "batch"], logsumexp: Float[Array, "batch"]) -> HeadDraw:
-    """The documented result of rows without a finite logsumexp, for whole rows: token 0, and NaN."""
+    """The documented result of rows without a finite logsumexp: token 0, and NaN; the logsumexp may be -inf."""
     finite = jnp.isfinite(logsumexp)
     nan = jnp.float32(jnp.nan)
     return HeadDraw(
         jnp.where(finite, token, 0).astype(jnp.int32),
         jnp.where(finite, log_prob, nan),
-        jnp.where(finite, logsumexp, nan),
+        jnp.where(logsumexp < jnp.inf, logsumexp, nan),
     )
 
 
 def tempering(temperature: Float[Array, "batch"]) -> tuple[Array, Array]:
-    """What to multiply the logits with, and the noise: 1 and 0 for rows of temperature 0, else 1/temperature and 1."""
+    """What to multiply the logits with, and the noise: 1/temperature and 1, or 1 and 0 where it is not above 0."""
     hot = temperature > 0
-    return jnp.where(hot, 1.0 / jnp.where(hot, temperature, 1.0), 1.0), hot.astype(jnp.float32)
+    return jnp.where(hot, 1.0 / bounded(temperature), 1.0), hot.astype(jnp.float32)
+
+
+def bounded(temperature: Float[Array, "batch"]) -> Float[Array, "batch"]:
+    """Temperatures for division: those that float32 logits can bear."""
+    return jnp.clip(temperature, COLDEST, HOTTEST)

@@ -67,7 +67,7 @@ def prepare_weights(
     Raises:
         ValueError: if the names, shapes or dtypes do not fit, or V is not the expected one.
     """
-    names = set(params)
+    names = set(params) if isinstance(params, Mapping) else {type(params).__name__}
     if names == {"down", "up"}:
         down, last = params["down"], params["up"]
     elif names == {"kernel"}:
@@ -75,6 +75,8 @@ def prepare_weights(
     else:
         raise ValueError(f"`params` must hold 'down' and 'up', or 'kernel'; got {sorted(names)}")
     for name, matrix in params.items():
+        if not isinstance(matrix, jax.Array | np.ndarray):
+            raise ValueError(f"`{name}` must be an array; got {type(matrix).__name__}")
         if matrix.ndim != 2 or 0 in matrix.shape:
             raise ValueError(f"`{name}` must be a matrix without empty sides; got shape {list(matrix.shape)}")
         _check_dtype(name, matrix)
@@ -104,9 +106,9 @@ def check_head(head: PreparedHead) -> None:
             f"`rows` must be [V_padded, r], V_padded a multiple of {ROW_MULTIPLE} and at least `vocab_size`="
             f"{head.vocab_size}; got shape {list(head.rows.shape)}: use prepare_weights"
         )
-    if not 1 <= head.num_valid_tokens <= head.vocab_size:
+    if not is_count(head.num_valid_tokens) or not 1 <= head.num_valid_tokens <= head.vocab_size:
         raise ValueError(
-            f"`num_valid_tokens` must be in [1, vocab_size={head.vocab_size}]; got {head.num_valid_tokens}"
+            f"`num_valid_tokens` must be an integer in [1, vocab_size={head.vocab_size}]; got {head.num_valid_tokens}"
         )
     if head.inner_size < 1 or head.inner_size % RANK_MULTIPLE:
         raise ValueError(
@@ -122,6 +124,11 @@ def check_head(head: PreparedHead) -> None:
         )
     if head.down is not None and head.down.dtype != head.rows.dtype:
         raise ValueError(f"`down` and `rows` must have one dtype; got {head.down.dtype} and {head.rows.dtype}")
+
+
+def is_count(value: object) -> bool:
+    """Whether a value counts something: an integer, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _check_dtype(name: str, array: Array) -> None:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt32
 
+from pallas_kernels.low_rank_head.candidates import nan_as_greatest
 from pallas_kernels.low_rank_head.noise import gumbel
 from pallas_kernels.low_rank_head.projection import product, project
 from pallas_kernels.low_rank_head.statistics import HeadDraw, checked, tempering
@@ -45,7 +46,7 @@ def sample(
 
 def top_candidates(hidden: Float[Array, "batch d"], head: PreparedHead, count: int) -> tuple[Array, Array]:
     """See `api.top_candidates`."""
-    values, token = jax.lax.top_k(logits(hidden, head), count)
+    values, token = jax.lax.top_k(nan_as_greatest(logits(hidden, head)), count)
     return token.astype(jnp.int32), values
 
 

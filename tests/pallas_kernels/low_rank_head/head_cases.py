@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.low_rank_head import prepare_weights, reference
+from pallas_kernels.low_rank_head.statistics import HeadDraw
 from pallas_kernels.low_rank_head.weights import PreparedHead
 
 TEMPERATURES = (1.0, 0.0, 0.5, 2.0)
@@ -74,3 +75,38 @@ def check_sample(draw: Any, hidden: jax.Array, head: PreparedHead) -> None:
 def check_logits(logits: jax.Array, hidden: jax.Array, head: PreparedHead) -> None:
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, reference.logits(hidden, head), rtol=0, atol=2e-5)
+
+
+def states_of_no_token() -> tuple[jax.Array, PreparedHead]:
+    """States and a head whose rows have logits of -inf everywhere, below -1e30 everywhere, and -inf but for token 9."""
+    last = np.full((16, 130), -np.inf, np.float32)
+    last[1] = -1e33
+    last[2, 9] = 3
+    head = prepare_weights({"kernel": jnp.asarray(np.where(np.isinf(last), -3e38, last), jnp.bfloat16)})
+    hidden = np.zeros((3, 16), np.float32)
+    # Products overflow to -inf.
+    hidden[0, 0], hidden[1, 1], hidden[2, 2] = 1000, 1, 1000
+    return jnp.asarray(hidden), head
+
+
+def check_no_token(draw: HeadDraw) -> None:
+    """The documented values of those rows."""
+    assert np.asarray(draw.token).tolist() == [0, 0, 9]
+    assert np.isnan(draw.log_prob[0])
+    np.testing.assert_allclose(draw.log_prob[1], 0, atol=1e-6)
+    assert draw.log_prob[2] == 0
+    assert draw.logsumexp[0] == -np.inf
+    np.testing.assert_allclose(draw.logsumexp[1], -1e33, rtol=1e-2)
+    assert draw.logsumexp[2] == 3000
+
+
+def check_extreme_temperatures(draw: HeadDraw, hidden: jax.Array, head: PreparedHead) -> None:
+    """Rows of temperature NaN, -1, infinity, next to 0, and 0."""
+    greedy = reference.greedy(hidden, head)
+    np.testing.assert_array_equal(draw.token[np.asarray([0, 1, 3, 4])], greedy.token[np.asarray([0, 1, 3, 4])])
+    for row in (0, 1, 4):
+        np.testing.assert_allclose(draw.log_prob[row], greedy.log_prob[row], atol=2e-5)
+    assert 0 <= int(draw.token[2]) < head.num_valid_tokens
+    np.testing.assert_allclose(draw.log_prob[2], -np.log(head.num_valid_tokens), rtol=1e-5)
+    # The logsumexp is near 1e6 there, where float32 has steps of 0.06.
+    np.testing.assert_allclose(draw.log_prob[3], 0, atol=0.3)

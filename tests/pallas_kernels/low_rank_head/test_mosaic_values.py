@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from head_cases import check_greedy, check_logits, check_sample, make_head, make_hidden, row_keys, temperatures
+from head_cases import (
+    check_extreme_temperatures,
+    check_greedy,
+    check_logits,
+    check_no_token,
+    check_sample,
+    make_head,
+    make_hidden,
+    row_keys,
+    states_of_no_token,
+    temperatures,
+)
 
 from pallas_kernels import _compat
 from pallas_kernels.low_rank_head import noise
@@ -19,12 +30,13 @@ pytestmark = pytest.mark.skipif(
 NUM_CTAS = 2
 
 
-def run(op, head, hidden, *, num_ctas=NUM_CTAS):
+def run(op, head, hidden, *, num_ctas=NUM_CTAS, temperature=None):
     from pallas_kernels.low_rank_head import mosaic_gpu
 
     options = {"interpret": _compat.mosaic_interpreter(detect_races=True), "num_ctas": num_ctas}
     batch = hidden.shape[0]
-    extra = (noise.raw_keys(row_keys(batch)), temperatures(batch)) if op == "sample" else ()
+    temperature = temperatures(batch) if temperature is None else temperature
+    extra = (noise.raw_keys(row_keys(batch)), temperature) if op == "sample" else ()
     return jax.jit(lambda *args: getattr(mosaic_gpu, op)(*args, **options))(hidden, head, *extra)
 
 
@@ -68,6 +80,21 @@ def test_states_that_are_not_finite_give_token_0_and_nan():
         assert np.isnan(draw.log_prob[1])
         assert np.isnan(draw.logsumexp[1])
         assert np.all(np.isfinite(draw.log_prob[np.asarray([0, 2])]))
+
+
+# The interpreter multiplies with numpy, which warns.
+@pytest.mark.filterwarnings("ignore:overflow encountered in matmul:RuntimeWarning")
+def test_rows_without_a_token_have_the_documented_values():
+    hidden, head = states_of_no_token()
+    check_no_token(run("greedy", head, hidden))
+
+
+@pytest.mark.slow
+def test_temperatures_at_the_ends_of_their_range():
+    head = make_head()
+    hidden = make_hidden(head, 5)
+    temperature = jnp.asarray([np.nan, -1.0, np.inf, 1e-30, 0.0], jnp.float32)
+    check_extreme_temperatures(run("sample", head, hidden, temperature=temperature), hidden, head)
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ PORTABLE_FAULTS = {
     ),
     "no rescale where tiles meet": (
         "statistics",
-        "jnp.exp(one.logsumexp - greatest)",
-        "jnp.exp(one.logsumexp * 0.0)",
+        "jnp.exp(one.logsumexp - shift)",
+        "jnp.where(one.logsumexp > -jnp.inf, 1.0, 0.0)",
         "greedy",
     ),
     "factors swapped": ("portable", "values * tempering_ref[:, 0:1]", "values * tempering_ref[:, 1:2]", "sample"),
