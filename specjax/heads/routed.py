@@ -7,6 +7,8 @@ Neither paper says how it groups, routes or trains in full; what follows is our 
 * `dyna_spec` (arXiv 2510.13847): a second stage over a finished drafter with a full head, which stays as it is. A
   classifier of two layers tells the groups that hold one of the target's `positives` most likely tokens (binary cross
   entropy). The budget shrinks with the draft step t, max(least, active * decay^t) groups: early drafts decide more.
+  The paper's third version mixes the shortlist's law with a small floor over the whole vocabulary but does not say
+  which; the option `floor` mixes in a uniform one, which is our reading.
 
 As a full head the rows are trained over the whole vocabulary; the choice of groups has no gradient.
 """
@@ -212,6 +214,10 @@ class ClassifierHead(RoutedHead):
     """The second-stage form: rows and backbone stay; a classifier of two layers chooses a budget by draft step.
 
     Parameters: as `RoutedHead`, with `{"hidden": [d, w], "router": [w, G]}` for the router.
+
+    A `floor` of f > 0 makes the law at temperature 1 (1 - f) * softmax over the shortlist + f / V, so that every token
+    can be drafted; other temperatures act on this mixture as on any law. Padded ids, cut later, take their share with
+    them. The order of tokens, so greedy drafting, is that of the shortlist's logits.
     """
 
     needs_base = True
@@ -223,7 +229,13 @@ class ClassifierHead(RoutedHead):
         HeadOption("positives", 8, "Most likely tokens of the target whose groups are positive.", at_least=1),
         HeadOption("decay", 0.8, "Groups of a draft step over those of the one before.", at_least=0, at_most=1),
         HeadOption("least", 2, "Groups of any draft step, at least.", at_least=1),
+        HeadOption("floor", 0.0, "Share of a uniform law over all tokens, below 1.", at_least=0, at_most=1),
     )
+
+    def check(self, config: HeadConfig) -> None:
+        super().check(config)
+        if config.option("floor") == 1:
+            raise ValueError(f"`floor` of the {config.kind} head must be below 1; got {config.option('floor')}")
 
     def router_shapes(self, config: HeadConfig) -> dict[str, tuple[int, ...]]:
         width = config.option("width")
@@ -238,6 +250,18 @@ class ClassifierHead(RoutedHead):
     def num_active(self, config: HeadConfig, position: int) -> int:
         wanted = round(config.option("active") * config.option("decay") ** position)
         return min(config.option("active"), max(config.option("least"), wanted))
+
+    def logits(
+        self, params: HeadParams, hidden: Float[Array, "... d"], config: HeadConfig | None = None, position: int = 0
+    ) -> Float[Array, "... V"]:
+        config = _given(config)
+        logits = super().logits(params, hidden, config, position)
+        floor = config.option("floor")
+        if not floor:
+            return logits
+        # On the scale of the shortlist's logits, which stay unnormalised: rounding then hardly ever makes new ties.
+        level = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        return jnp.logaddexp(logits, level + jnp.float32(math.log(floor / (1 - floor) / config.vocab_size)))
 
     def loss_parts(
         self, params: HeadParams, hidden: Float[Array, "steps ... d"], config: HeadConfig

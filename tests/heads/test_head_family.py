@@ -127,6 +127,22 @@ def test_the_budget_of_dyna_spec_shrinks_with_the_draft_step():
     assert [head.num_active(config, step) for step in range(5)] == [4, 2, 1, 1, 1]
 
 
+@pytest.mark.parametrize("floor", [1e-6, 0.1, 0.999])
+def test_a_floor_of_dyna_spec_mixes_a_uniform_law_in(floor):
+    head, config, params = make("dyna_spec")
+    with_floor = config.with_options(floor=floor)
+    for states in (hidden(), hidden()[1, 2]):
+        shortlist = np.asarray(head.logits(params, states, config, 1), np.float64)
+        mixed = np.asarray(head.logits(params, states, with_floor, 1), np.float64)
+        share = np.exp(shortlist - shortlist.max(-1, keepdims=True))
+        share /= share.sum(-1, keepdims=True)
+        law = np.exp(mixed - mixed.max(-1, keepdims=True))
+        np.testing.assert_allclose(
+            law / law.sum(-1, keepdims=True), (1 - floor) * share + floor / VOCAB, rtol=2e-5, atol=1e-12
+        )
+        np.testing.assert_array_equal(mixed.argmax(-1), shortlist.argmax(-1))
+
+
 def test_nested_ranks_use_the_first_columns():
     head, config, params = make("low_rank")
     assert config.rank == 4
@@ -213,6 +229,7 @@ def test_what_is_trained():
         ({"kind": "bcl", "options": {"alpha": 1.5}}, "`alpha` of the bcl head must be at most 1; got 1.5"),
         ({"kind": "bcl", "options": {"alpha": "x"}}, "`alpha` of the bcl head must be of type float; got 'x'"),
         ({"kind": "coral", "options": {"active": 33}}, "`active` of the coral head must be at most groups=32; got 33"),
+        ({"kind": "dyna_spec", "options": {"floor": 1}}, "`floor` of the dyna_spec head must be below 1; got 1.0"),
         ({"kind": "low_rank", "options": {"ranks": (3, 4)}}, r"`ranks` must start with the rank 3 and never grow"),
         ({"kind": "low_rank", "rank": 2, "options": {"ranks": (3,)}}, "`ranks` must start with the rank 2"),
     ],
