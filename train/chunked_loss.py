@@ -154,11 +154,13 @@ class Agreement:
         acceptance: sum over tokens of min(target, draft), the target not renormalised.
         top1: 1 where both have the same lowest most likely token.
         ceiling: the target's mass over the tokens that the draft can propose: what acceptance cannot exceed.
+        recall: 1 where the draft can propose the target's most likely token.
     """
 
     acceptance: Float[Array, "*pairs"]
     top1: Float[Array, "*pairs"]
     ceiling: Float[Array, "*pairs"]
+    recall: Float[Array, "*pairs"]
 
 
 def measure_agreement(
@@ -191,11 +193,14 @@ def measure_agreement(
             law = log_target[:, step : step + shape[2]]
             logits = logits_of(chunk_hidden[step], step)
             common = jnp.minimum(law, jax.nn.log_softmax(logits, axis=-1))
+            best = lowest_argmax(law)
+            own = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0]
             steps.append(
                 Agreement(
                     jnp.sum(jnp.exp(common), axis=-1),
-                    (lowest_argmax(law) == lowest_argmax(logits)).astype(jnp.float32),
+                    (best == lowest_argmax(logits)).astype(jnp.float32),
                     jnp.sum(jnp.where(logits > -jnp.inf, jnp.exp(law), 0), axis=-1),
+                    (own > -jnp.inf).astype(jnp.float32),
                 )
             )
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *steps)
@@ -203,8 +208,6 @@ def measure_agreement(
     def chunk(inputs: tuple[Array, Array, Array]) -> Agreement:
         chunk_hidden, chunk_target, is_measured = inputs
         nothing = jnp.zeros(shape, jnp.float32)
-        return lax.cond(
-            is_measured, compare, lambda *_: Agreement(nothing, nothing, nothing), chunk_hidden, chunk_target
-        )
+        return lax.cond(is_measured, compare, lambda *_: Agreement(*[nothing] * 4), chunk_hidden, chunk_target)
 
     return lax.map(chunk, (hidden, target_states, measured))

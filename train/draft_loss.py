@@ -190,4 +190,4 @@ def _agreement(
 
     agreement = measure_agreement(logits_of, chunks.split(hidden, 1), *target, wanted)
     nothing = jnp.zeros_like(agreement.acceptance)
-    return PairStatistics(nothing, agreement.acceptance, agreement.top1, agreement.ceiling)
+    return PairStatistics(nothing, agreement.acceptance, agreement.top1, agreement.ceiling, agreement.recall)

@@ -33,12 +33,14 @@ class PairStatistics:
             not measured.
         top1: 1 where target and draft agree on the most likely token; 0 where it was not measured.
         ceiling: the target's mass over the tokens that can be drafted; None where that is all of them.
+        recall: 1 where the target's most likely token can be drafted; None as for `ceiling`.
     """
 
     divergence: Float[Array, "*pairs"]
     acceptance: Float[Array, "*pairs"]
     top1: Float[Array, "*pairs"]
     ceiling: Float[Array, "*pairs"] | None = None
+    recall: Float[Array, "*pairs"] | None = None
 
 
 @jax.custom_vjp

@@ -89,7 +89,8 @@ def make_train_step(
         conversion in every step. Metrics: `loss`, `grad_norm` (before clipping),
         `num_tokens` (supervised entries of draft step 0 that were read), `skipped` (1 if not finite), and per draft
         step [S] `loss_per_step`, `acceptance_per_step`, `top1_per_step`; for heads that cannot draft every token
-        also `ceiling_per_step`, the target's mass over what they can draft, which acceptance cannot exceed.
+        also `ceiling_per_step`, the target's mass over what they can draft, which acceptance cannot exceed, and
+        `candidate_recall_per_step`, how often its most likely token is among that.
     """
 
     def step(state: TrainState, frozen: Frozen, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -283,4 +284,6 @@ def _metrics(config: StepConfig, sums: PairStatistics, mask: Array, measured: Ar
     }
     if sums.ceiling is not None:
         metrics["ceiling_per_step"] = sums.ceiling / jnp.maximum(seen, 1)
+    if sums.recall is not None:
+        metrics["candidate_recall_per_step"] = sums.recall / jnp.maximum(seen, 1)
     return metrics

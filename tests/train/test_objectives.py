@@ -187,6 +187,24 @@ def test_acceptance_never_exceeds_the_ceiling_and_reaches_it_at_the_renormalised
         assert float(agreement.acceptance[0, 0, 0, 0]) <= mass * (1 + 1e-5)
 
 
+def test_recall_is_whether_the_most_likely_token_can_be_drafted():
+    """Draft step 1 can draft all but the lowest of the target's most likely tokens, step 0 only that; one tie."""
+    logits = jnp.array([[3.0, 1, 3, 0], [0, 1, 2, 9], [5, 1, 0, 4]], jnp.float32)
+    best = np.array([0, 3, 0])
+    is_best = jnp.arange(4) == best[:, None]
+    agreement = measure_agreement(
+        lambda hidden, step: jnp.where(is_best if step == 0 else ~is_best, 0.0, -jnp.inf)[None],
+        jnp.zeros((1, 2, 1, 3, 4), jnp.float32),
+        jnp.concatenate((logits, logits[-1:]))[None, None],
+        jnp.eye(4, dtype=jnp.float32),
+        jnp.ones(1, bool),
+    )
+    np.testing.assert_array_equal(agreement.recall[0, 0, 0], [1, 1, 1])
+    # Step 1 of an entry has the law of the next position.
+    kept = [best[1] != best[0], best[2] != best[1], best[2] != best[2]]
+    np.testing.assert_array_equal(agreement.recall[0, 1, 0], kept)
+
+
 def test_lk_of_a_certain_target_is_the_negative_log_likelihood():
     logits = jnp.asarray([0.3, -1.0, 2.0], jnp.float32)
     certain = jnp.asarray([-jnp.inf, 0.0, -jnp.inf], jnp.float32)

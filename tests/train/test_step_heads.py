@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -103,8 +104,11 @@ def test_a_step_moves_what_is_trained_and_case_t5_nothing_without_supervised_tok
     if not get_head(kind).law_is_first_part or get_head(kind).integers():
         assert np.all(metrics["acceptance_per_step"] <= metrics["ceiling_per_step"] + 1e-6)
         assert np.all((metrics["ceiling_per_step"] > 0) & (metrics["ceiling_per_step"] < 1))
+        # Where both agree on a token, it can be drafted.
+        assert np.all(metrics["top1_per_step"] <= metrics["candidate_recall_per_step"])
+        assert np.all(metrics["candidate_recall_per_step"] < 1)
     else:
-        assert "ceiling_per_step" not in metrics
+        assert not {"ceiling_per_step", "candidate_recall_per_step"} & set(metrics)
     # Case T5, with the same program: a batch without supervised tokens.
     state, metrics = one_step(config, params, frozen, batch.replace(loss_mask=jnp.zeros_like(batch.loss_mask)))
     assert float(metrics["loss"]) == 0
@@ -130,6 +134,15 @@ def test_case_t5_and_parts_of_a_batch_for_the_acceptance_losses(loss):
         assert float(metrics["loss"]) == 0
         for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(state.params), strict=True):
             np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.slow
+def test_a_floor_lets_all_tokens_be_drafted_and_the_ceiling_follows():
+    config, params, frozen = make_drafter("dyna_spec")
+    with_floor = dataclasses.replace(config, head=config.head.with_options(floor=0.05))
+    metrics = make_eval_step(with_floor, STEP)(params, frozen, make_batch())
+    np.testing.assert_allclose(metrics["ceiling_per_step"], 1, rtol=1e-5)
+    np.testing.assert_array_equal(metrics["candidate_recall_per_step"], 1)
 
 
 def test_the_hybrid_loss_blends_by_the_measured_acceptance():
