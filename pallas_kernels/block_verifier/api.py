@@ -8,7 +8,9 @@ Each pass reads each law once; the row at the stop position is pass 2 once more,
 
 NaN or +inf anywhere in a row make its statistics and sums NaN. A row of -inf everywhere has the normaliser -inf, log-
 probabilities of -inf, and counts as a law without mass in pass 2. Temperatures must be positive and finite: greedy laws
-are one-hot and need no pass.
+are one-hot and need no pass. What jax's arrays hold is not looked at, since that would wait for the device. A number
+that is no temperature there gives NaN or a law of no meaning in its own row, numbers of rows and tokens that are not
+there give results of no meaning, and weights too large for float32 (log w > 88) give NaN or infinity.
 
 Implementations (`pallas_kernels._platform`): "mosaic_gpu" on Hopper where V is a multiple of 128 (bfloat16) or 64
 (float32) and blocks of tokens are too, "pallas" on TPU, "xla" everywhere else; float64 is served by "xla" alone. Rows
@@ -138,9 +140,9 @@ def residual_sums(
         ValueError: for empty or mismatching arguments; the message names the argument.
         NotImplementedError: if the named implementation cannot serve; the message says why.
     """
-    check_logits(target.logits, draft.logits)
     check_laws("target", target)
     check_laws("draft", draft)
+    check_logits(target.logits, draft.logits)
     check_pairs(target, draft, pairs)
     check_width(width)
     width = target.logits.shape[1] if width is None else width

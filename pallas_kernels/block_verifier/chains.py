@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels._platform import Implementation
 from pallas_kernels.block_verifier.api import Statistics, residual_sums, row_statistics
+from pallas_kernels.block_verifier.arguments import check_floats
 from pallas_kernels.block_verifier.laws import Pairs
 
 
@@ -81,6 +82,7 @@ def chain_statistics(
         )
     if tokens.shape != (batch, num_drafts, length):
         raise ValueError(f"`tokens` must have shape [{batch}, {num_drafts}, {length}]; got {tokens.shape}")
+    check_floats("inverse_temperature", inverse_temperature, (batch,))
     temperatures: list[Array | None] = [None, None]
     if inverse_temperature is not None:
         temperatures = [jnp.repeat(inverse_temperature, num_drafts * places) for places in (length + 1, length)]
@@ -110,7 +112,17 @@ def chain_residual_masses(
 
     Returns:
         The masses, float32 [B, K, L].
+
+    Raises:
+        ValueError: if the weights are not those of the statistics' chains.
+        NotImplementedError: if the named implementation cannot serve.
     """
+    num_rows = statistics.draft.logits.shape[0]
+    if jnp.ndim(log_weight) != 3 or jnp.size(log_weight) != num_rows:
+        raise ValueError(
+            f"`log_weight` must be [B, K, L], one number for each of {num_rows} drafted tokens; "
+            f"got shape {list(jnp.shape(log_weight))}"
+        )
     pairs = Pairs(*chain_rows(*log_weight.shape), log_weight=log_weight.reshape(-1))
     sums = residual_sums(statistics.target, statistics.draft, pairs, implementation=implementation)
     return sums.reshape(log_weight.shape)

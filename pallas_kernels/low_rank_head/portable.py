@@ -46,7 +46,7 @@ def sample(
 
 def logits(hidden: Float[Array, "batch d"], head: PreparedHead, *, interpret: bool = False) -> Array:
     """Float32 logits [B, V], -inf where a token is not valid."""
-    states = project(hidden, head, _ROW_MULTIPLE)
+    states = project(hidden, head, _ROW_MULTIPLE, in_parts=False)
     tile = _tile_rows(head)
     batch = states.shape[0]
     values = pl.pallas_call(
@@ -71,7 +71,7 @@ def top_candidates(
 def _statistics(
     hidden: Array, head: PreparedHead, key_words: Array | None, tempering: Array | None, interpret: bool
 ) -> HeadDraw:
-    states = project(hidden, head, _ROW_MULTIPLE)
+    states = project(hidden, head, _ROW_MULTIPLE, in_parts=False)
     batch, tile = states.shape[0], _tile_rows(head)
     num_tiles = pl.cdiv(head.rows.shape[0], tile)
     extra = []

@@ -14,8 +14,9 @@ from jaxtyping import Array, Float
 ROW_MULTIPLE = 128
 # Columns are padded to the depth of one tensor core instruction.
 RANK_MULTIPLE = 16
-# The down-projection's depth is cut between multiprocessors by XLA, which otherwise pads a copy of it in every call.
-DEPTH_MULTIPLE = 256
+# The down-projection's depth is cut into parts for as many multiprocessors, each of whole blocks for tensor cores.
+DEPTH_BLOCK = 64
+MAX_DEPTH_PARTS = 16
 DTYPES = (jnp.bfloat16, jnp.float32)
 
 
@@ -25,8 +26,8 @@ class PreparedHead:
     """Weights of a head, ready for the kernels; made by `prepare_weights`.
 
     Attributes:
-        down: down-projection [d_padded, k], or None for a full head (whose r is d). d is padded with zeros to a
-            multiple of 256; k is r padded to a multiple of 16.
+        down: down-projection [d_padded, k], or None for a full head (whose r is d). d is padded with zeros to the
+            parts of `depth_parts`; k is r padded to a multiple of 16.
         rows: one row a token, [V_padded, k]; rows from `vocab_size` on are zeros.
         hidden_size: width of the hidden state, d.
         vocab_size: number of tokens, V.
@@ -54,7 +55,8 @@ def prepare_weights(
     """Lays out a head's parameters for the kernels; once, when they are loaded.
 
     A head's matrices are stored [inputs, outputs]. The kernels stream whole tokens, so the last matrix is transposed
-    to one row a token. Everything is padded with zeros: V to a multiple of 128, r to one of 16 (k), d to one of 256.
+    to one row a token. Everything is padded with zeros: V to a multiple of 128, r to one of 16 (k), d to equal parts of
+    whole 64s (`depth_parts`; 2880, 4096 and the like stay as they are).
 
         {"down": [d, r], "up": [r, V]}  ->  down [d_padded, k], rows = up^T [V_padded, k]
         {"kernel": [d, V]}              ->  down None,          rows = kernel^T [V_padded, k], r = d
@@ -89,7 +91,7 @@ def prepare_weights(
         raise ValueError(f"`vocab_size` must be the number of columns of the last matrix, {size}; got {vocab_size}")
     columns = (0, -last.shape[0] % RANK_MULTIPLE)
     head = PreparedHead(
-        down=None if down is None else jnp.pad(down, ((0, -down.shape[0] % DEPTH_MULTIPLE), columns)),
+        down=None if down is None else jnp.pad(down, ((0, _padded_depth(down.shape[0]) - down.shape[0]), columns)),
         rows=jnp.pad(last.T, ((0, -size % ROW_MULTIPLE), columns)),
         hidden_size=last.shape[0] if down is None else down.shape[0],
         vocab_size=size,
@@ -115,7 +117,7 @@ def check_head(head: PreparedHead) -> None:
             f"the width of `rows` must be a multiple of {RANK_MULTIPLE}; got {head.inner_size}: use prepare_weights"
         )
     _check_dtype("rows", head.rows)
-    depth = head.hidden_size + -head.hidden_size % DEPTH_MULTIPLE
+    depth = _padded_depth(head.hidden_size)
     if head.down is not None and head.down.shape != (depth, head.inner_size):
         raise ValueError(f"`down` must have shape {[depth, head.inner_size]}; got {list(head.down.shape)}")
     if head.down is None and not head.hidden_size <= head.inner_size < head.hidden_size + RANK_MULTIPLE:
@@ -124,6 +126,21 @@ def check_head(head: PreparedHead) -> None:
         )
     if head.down is not None and head.down.dtype != head.rows.dtype:
         raise ValueError(f"`down` and `rows` must have one dtype; got {head.down.dtype} and {head.rows.dtype}")
+
+
+def depth_parts(hidden_size: int) -> tuple[int, int]:
+    """Into how many parts the depth of the down-projection is cut, and the size of one: up to 16, of whole 64s."""
+    blocks = -(-hidden_size // DEPTH_BLOCK)
+    if blocks <= MAX_DEPTH_PARTS:
+        return blocks, DEPTH_BLOCK
+    # Half as many parts would do: least padding first, then most parts.
+    parts = min(range(MAX_DEPTH_PARTS, MAX_DEPTH_PARTS // 2 - 1, -1), key=lambda parts: -blocks % parts)
+    return parts, -(-blocks // parts) * DEPTH_BLOCK
+
+
+def _padded_depth(hidden_size: int) -> int:
+    parts, size = depth_parts(hidden_size)
+    return parts * size
 
 
 def is_count(value: object) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from verifier_examples import example, pairs
 
 from pallas_kernels.block_verifier import Laws, draw_residuals, residual_sums, row_statistics
-from pallas_kernels.block_verifier.chains import chain_rows, chain_statistics
+from pallas_kernels.block_verifier.chains import chain_residual_masses, chain_rows, chain_statistics
 from pallas_kernels.block_verifier.shapes import NAMED_SHAPES, get_shape
 
 IMPLEMENTATIONS = (None, "xla", "interpret", "mosaic_gpu", "pallas")
@@ -40,6 +40,10 @@ def _statistics(**changes):
         ({"target_row": np.asarray([3])}, r"`target_row` must be in \[0, 3\); got \[3\]"),
         ({"draft_row": np.zeros(2, np.int32)}, r"`draft_row` must have 1 entries; got shape \(2,\)"),
         ({"tokens": jnp.zeros(1)}, r"`tokens` must be integers; got float32"),
+        ({"tokens": np.asarray([640])}, r"`tokens` must be in \[0, 640\); got \[640\]"),
+        ({"target_row": [0]}, r"`target_row` must be an array; got list"),
+        ({"draft_logits": None}, r"`draft_logits` must be an array; got NoneType"),
+        ({"target_inverse_temperature": 0.5}, r"`target_inverse_temperature` must have shape \[3\]; got \[\]"),
         ({"target_inverse_temperature": jnp.ones(2)}, r"`target_inverse_temperature` must have shape \[3\]; got \[2\]"),
     ],
 )
@@ -71,6 +75,10 @@ def test_other_arguments_are_checked() -> None:
             residual_sums(target, draft, pairs(), width=width)
     with pytest.raises(ValueError, match=r"`target.log_normaliser` must have shape \[3\]"):
         residual_sums(target._replace(log_normaliser=jnp.zeros(4)), draft, pairs())
+    with pytest.raises(ValueError, match="`target` must be Laws; got ArrayImpl"):
+        residual_sums(VALUES.target_logits, draft, pairs())  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="`pairs` must be Pairs; got tuple"):
+        residual_sums(target, draft, tuple(pairs()))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="`implementation` must be None or one of"):
         residual_sums(target, draft, pairs(), implementation="triton")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"`block_noise` must have shape \[1, 5\]"):
@@ -108,6 +116,12 @@ def test_chains_must_belong_together() -> None:
         chain_statistics(jnp.zeros((1, 2, 3, 128)), draft, tokens)
     with pytest.raises(ValueError, match=r"`tokens` must have shape \[1, 2, 3\]"):
         chain_statistics(jnp.zeros((1, 2, 4, 128)), draft, tokens[:, :1])
+    with pytest.raises(ValueError, match=r"`inverse_temperature` must have shape \[1\]; got \[\]"):
+        chain_statistics(jnp.zeros((1, 2, 4, 128)), draft, tokens, inverse_temperature=0.5)  # pyright: ignore[reportArgumentType]
+    statistics = chain_statistics(jnp.zeros((1, 2, 4, 128)), draft, tokens)
+    for shape in ((2, 3), (1, 2, 4)):
+        with pytest.raises(ValueError, match=r"`log_weight` must be \[B, K, L\], one number for each of 6"):
+            chain_residual_masses(statistics, jnp.zeros(shape))
     with pytest.raises(ValueError, match=r"must be \[B, K, L\+1, V\]"):
         chain_statistics(jnp.zeros((2, 4, 128)), draft, tokens)
 

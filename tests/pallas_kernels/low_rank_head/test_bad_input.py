@@ -113,7 +113,7 @@ def test_prepared_heads_made_by_hand_are_checked(head):
         ({"rows": head.rows[:, :40]}, "the width of `rows` must be a multiple of 16; got 40"),
         ({"rows": head.rows[:300]}, "`rows` must be [V_padded, r]"),
         ({"down": None}, "without `down`, `rows` must be as wide as the hidden state, 96; got 48"),
-        ({"down": head.down[:, :32]}, "`down` must have shape [256, 48]; got [256, 32]"),
+        ({"down": head.down[:, :32]}, "`down` must have shape [128, 48]; got [128, 32]"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             low_rank_head.greedy(hidden, dataclasses.replace(head, **changes))

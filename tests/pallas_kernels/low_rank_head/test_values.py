@@ -19,6 +19,7 @@ from head_cases import (
 from pallas_kernels import low_rank_head
 from pallas_kernels.low_rank_head import noise, portable, reference, shapes
 from pallas_kernels.low_rank_head.candidates import top_of_blocks
+from pallas_kernels.low_rank_head.weights import depth_parts
 
 CASES = {
     "low rank": dict(rank=40, dtype=jnp.bfloat16, batch=5),
@@ -112,9 +113,16 @@ def test_prepared_weights_are_whole_tiles_of_zeros_and_tokens():
     head = low_rank_head.prepare_weights({"down": jnp.ones((96, 40), jnp.float32), "up": up})
     assert head.rows.shape == (384, 48)
     assert head.down is not None
-    assert head.down.shape == (256, 48)
+    assert head.down.shape == (128, 48)
     assert float(head.rows.sum()) == 40 * 300
     assert (head.hidden_size, head.vocab_size, head.num_valid_tokens) == (96, 300, 300)
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "parts"), [(2880, (15, 192)), (4096, (16, 256)), (96, (2, 64)), (1100, (9, 128)), (5376, (14, 384))]
+)
+def test_the_depth_is_cut_into_equal_parts(hidden_size, parts):
+    assert depth_parts(hidden_size) == parts
 
 
 def test_named_shapes_weigh_what_the_paper_says():
