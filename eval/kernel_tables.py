@@ -17,11 +17,18 @@ def print_static(report: Mapping[str, Any], file: Any = None) -> None:
         print(f"No registers, memory and kernel counts: {report['missing']}.", file=file)
     header = (
         f"{'operation':<17}{'shape':<37}{'B':>3}{'floor MB':>10}{'GFLOP':>8}{'floor us':>10}{'nu':>7}"
-        f"{'MB':>9}{'kernels':>9}{'regs':>6}{'spill':>6}{'smem':>8}{'XLA MB':>9}{'kernels':>9}{'temp MB':>9}"
+        f"{'MB':>9}{'x floor':>9}{'kernels':>9}{'regs':>6}{'spill':>6}{'smem':>8}"
+        f"{'XLA MB':>9}{'kernels':>9}{'temp MB':>9}"
     )
     print(header, file=file)
     for row in report["rows"]:
         print(_static_line(row), file=file)
+    if report["missing"] is None:
+        print(
+            "MB: operands and results of all kernels, each counted whole and once. The verifier's second pass is given "
+            "the target's rows after the last drafts, too, which it does not read.",
+            file=file,
+        )
 
 
 def _static_line(row: Mapping[str, Any]) -> str:
@@ -34,11 +41,12 @@ def _static_line(row: Mapping[str, Any]) -> str:
         return line
     kernel, xla = row[KERNEL], row[XLA]
     if "error" in kernel:
-        line += f"{'- ' + kernel['error'][:36]:>38}"
+        line += f"{'- ' + kernel['error'][:45]:>47}"
     else:
         parts = kernel["mosaic_kernels"]
         line += (
-            f"{kernel['bytes_moved'] / 1e6:>9.1f}{len(kernel['kernels']):>9}"
+            f"{kernel['bytes_moved'] / 1e6:>9.1f}{kernel['bytes_moved'] / row['floor_bytes']:>9.3f}"
+            f"{len(kernel['kernels']):>9}"
             f"{max((part['registers'] for part in parts), default=0):>6}"
             f"{sum(part['spill_bytes'] for part in parts):>6}"
             f"{max((part['smem_bytes'] for part in parts), default=0):>8}"

@@ -22,6 +22,7 @@ from eval.kernel_measure import measure
 from eval.kernel_tables import print_measured, print_static
 from pallas_kernels import aot
 from pallas_kernels.aot.chips import CHIPS, Chip
+from specjax.verification import get_verifier
 
 
 def define_flags() -> None:
@@ -38,6 +39,11 @@ def define_flags() -> None:
 def main() -> int:
     """Runs the command; 1 if values were wrong."""
     values = flags.FLAGS
+    if values.run and values.engine_step:
+        raise ValueError("`--run` and `--engine_step` exclude each other: the step is compiled only")
+    # Asked before the minutes that a report takes.
+    if values.output is not None and pathlib.Path(values.output).is_dir():
+        raise ValueError(f"`--output` must be a file; {values.output} is a folder")
     status = 0
     if values.run:
         report = measure(
@@ -48,6 +54,7 @@ def main() -> int:
     elif values.engine_step:
         if values.chip not in CHIPS:
             raise ValueError(f"`--chip` must be one of {', '.join(sorted(CHIPS))}; got {values.chip!r}")
+        get_verifier(values.verifier)
         reason = aot.why_unavailable()
         if reason is not None:
             raise ValueError(f"`--engine_step` needs the CUDA compiler: {reason}")
