@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, UInt32
 from pallas_kernels import _compat
 from pallas_kernels.low_rank_head import noise as noise_lib
 from pallas_kernels.low_rank_head.candidates import top_of_blocks
-from pallas_kernels.low_rank_head.mosaic_logits import logits_kernel
+from pallas_kernels.low_rank_head.mosaic_logits import FEW_ROWS, logits_kernel
 from pallas_kernels.low_rank_head.mosaic_stream import MMA_ROWS, plan, stream_tiles, transposed
 from pallas_kernels.low_rank_head.projection import project
 from pallas_kernels.low_rank_head.statistics import (
@@ -86,17 +86,18 @@ def logits(
     hidden: Float[Array, "batch d"], head: PreparedHead, *, interpret: Any = None, num_ctas: int = NUM_CTAS
 ) -> Array:
     """Float32 logits [B, V], -inf where a token is not valid."""
-    # All rows of a wgmma operand, before the product: a padded product costs less than padding its result.
-    states = project(hidden, head, MMA_ROWS)
+    batch = hidden.shape[0]
+    few = batch <= FEW_ROWS
     values = logits_kernel(
-        states,
+        # All rows of a wgmma operand, before the product: a padded product costs less than padding its result.
+        project(hidden, head, FEW_ROWS if few else MMA_ROWS),
         head.rows,
         head.num_valid_tokens,
-        num_rows=hidden.shape[0] + -hidden.shape[0] % 8,
+        num_rows=batch if few else batch + -batch % 8,
         interpret=interpret,
         num_ctas=num_ctas,
     )
-    return values[: hidden.shape[0], : head.vocab_size]
+    return values[:batch, : head.vocab_size]
 
 
 def top_candidates(

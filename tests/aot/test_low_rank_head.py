@@ -18,7 +18,8 @@ BOUNDS = {
     ("greedy", "llama-3.1-8b/d8", 64): (200, 6),
     ("sample", "llama-3.1-8b/d8", 1): (128, 6),
     ("sample", "llama-3.1-8b/d8", 64): (255, 6),
-    ("logits", "llama-3.1-8b/d8", 8): (160, 6),
+    ("logits", "llama-3.1-8b/d8", 1): (128, 6),
+    ("logits", "llama-3.1-8b/d8", 64): (160, 6),
     ("greedy", "gpt-oss-20b/d8", 1): (128, 6),
     ("greedy", "llama-3.1-8b/full", 1): (128, 6),
 }
@@ -30,6 +31,7 @@ SLOW_BOUNDS = {
     ("greedy", "llama-3.1-8b/full", 64): (255, 6),
     ("sample", "llama-3.1-8b/full", 64): (255, 6),
     ("logits", "llama-3.1-8b/full", 1): (160, 6),
+    ("logits", "llama-3.1-8b/d8", 8): (128, 6),
     ("top_candidates", "llama-3.1-8b/d8", 1): (160, 16),
 }
 
@@ -70,7 +72,8 @@ def check(key, result, bounds) -> None:
     assert instructions["HGMMA"] > 0
     assert instructions["UTMALDG"] > 0
     if op in ("logits", "top_candidates"):
-        assert instructions["UTMASTG"] > 0
+        # A single row of results is a plain bulk copy, more are a box of a tensor.
+        assert instructions["UTMASTG"] + instructions["UBLKCP"] > 0
     assert len(result["kernels"]) <= most_kernels, result["kernels"]
     if op in HEAD_OPS:
         # Weights, states and, of `logits` alone, B*V floats, each once; the rest is padding and partial results.
@@ -85,9 +88,9 @@ def test_the_kernels_keep_their_bounds(results, capsys):
 
 
 def test_a_single_row_moves_hardly_more_than_the_weights(results):
-    for name in ("llama-3.1-8b/d8", "llama-3.1-8b/full"):
-        moved = results["greedy", name, 1]["bytes_moved"]
-        assert moved <= 1.05 * shapes.SHAPES[name].weight_bytes()
+    for op, name in (("greedy", "llama-3.1-8b/d8"), ("logits", "llama-3.1-8b/d8"), ("greedy", "llama-3.1-8b/full")):
+        moved = results[op, name, 1]["bytes_moved"]
+        assert moved <= 1.01 * head_floor(op, shapes.SHAPES[name], 1).bytes
     nu = (
         results["greedy", "llama-3.1-8b/d8", 1]["bytes_moved"]
         / results["greedy", "llama-3.1-8b/full", 1]["bytes_moved"]

@@ -43,6 +43,14 @@ def run(op, head, hidden, *, num_ctas=NUM_CTAS, temperature=None):
 CHECKS = {"greedy": check_greedy, "sample": check_sample, "logits": check_logits}
 
 
+@pytest.mark.parametrize("batch", [3, 8])
+def test_logits_of_few_rows(batch, capfd):
+    head = make_head(rank=48)
+    hidden = make_hidden(head, batch)
+    check_logits(run("logits", head, hidden), hidden, head)
+    assert "RACE DETECTED" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("op", CHECKS)
 def test_one_row_of_a_low_rank_head(op, capfd):
     head = make_head(rank=40)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import sys
 import types
 from typing import Any
@@ -149,7 +150,8 @@ def check_order(op: str) -> None:
     if op == "logits":
         loop = next(names for names in found if "copy_smem_to_gmem" in names)
         expected = ["wait_smem_to_gmem", "swap", "commit_smem", "copy_smem_to_gmem"]
-        assert [name for name in loop if name in expected] == expected
+        # A row of the batch after the other is put into the buffer.
+        assert [name for name, _ in itertools.groupby(name for name in loop if name in expected)] == expected
 
 
 @pytest.mark.parametrize("op", ["greedy", "logits"])
