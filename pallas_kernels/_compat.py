@@ -87,7 +87,7 @@ def load(ref: Any, layout: Any, *, optimized: bool = True) -> jax.Array:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     plgpu_load: Any = plgpu.load
-    index = () if _VERSION >= (0, 12) else ((),)
+    index = () if _VERSION >= (0, 11) else ((),)
     return plgpu_load(ref, *index, layout=layout, optimized=optimized)
 
 
