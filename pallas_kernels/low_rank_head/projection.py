@@ -32,7 +32,7 @@ def project(
         return hidden
     parts = depth_parts(head.hidden_size)
     if not in_parts or parts[0] == 1:
-        return product(hidden, head.down).astype(head.rows.dtype)
+        return _rounded(product(hidden, head.down), head)
     # [rows, parts, size] by [parts, size, k]: the parts are the batch of a batched product.
     sums = lax.dot_general(
         hidden.reshape(-1, *parts),
@@ -41,7 +41,14 @@ def project(
         precision=_precision(head.down),
         preferred_element_type=jnp.float32,
     )
-    return jnp.sum(sums, axis=0).astype(head.rows.dtype)
+    return _rounded(jnp.sum(sums, axis=0), head)
+
+
+def _rounded(states: Array, head: PreparedHead) -> Array:
+    """In the weights' dtype. XLA may leave out a rounding between two conversions, but not this one."""
+    if head.rows.dtype == jnp.bfloat16:
+        states = lax.reduce_precision(states, exponent_bits=8, mantissa_bits=7)
+    return states.astype(head.rows.dtype)
 
 
 def product(left: Float[Array, "rows k"], right: Float[Array, "k columns"]) -> Float[Array, "rows columns"]:

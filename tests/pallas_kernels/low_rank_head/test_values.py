@@ -118,6 +118,19 @@ def test_prepared_weights_are_whole_tiles_of_zeros_and_tokens():
     assert (head.hidden_size, head.vocab_size, head.num_valid_tokens) == (96, 300, 300)
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_states_are_rounded_between_the_products(implementation):
+    # Integers: everything but the rounding is exact, in any order. XLA may leave out a rounding that is written as a
+    # conversion there and back.
+    rng = np.random.default_rng(5)
+    hidden, down, up = (rng.integers(-4, 5, shape) for shape in ((3, 1100), (1100, 512), (512, 200)))
+    head = low_rank_head.prepare_weights({"down": jnp.asarray(down, jnp.bfloat16), "up": jnp.asarray(up, jnp.bfloat16)})
+    logits = low_rank_head.logits(jnp.asarray(hidden, jnp.bfloat16), head, implementation=implementation)
+    states = np.asarray(jnp.asarray(hidden @ down, jnp.bfloat16), np.float64)
+    assert (states != hidden @ down).any()
+    np.testing.assert_array_equal(logits, states @ up)
+
+
 @pytest.mark.parametrize(
     ("hidden_size", "parts"), [(2880, (15, 192)), (4096, (16, 256)), (96, (2, 64)), (1100, (9, 128)), (5376, (14, 384))]
 )
