@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -26,86 +25,68 @@ from eval.questions import Question, load_questions, spread
 from specjax.checkpoints.target import load_target
 from specjax.text.prompts import load_prompts
 
-# Of each setting its default, and the small one of a quick run.
-_DEFAULTS: dict[str, Any] = {
-    "draft_lengths": ["1", "2", "4"],
-    "temperatures": ["0"],
-    "batches": ["1", "8"],
-    "num_slots": 1,
-    "kinds": ["chat", "code", "maths"],
-    "num_questions": 36,
-    "max_new_tokens": 64,
-    "num_steps": 24,
-    "seed": 0,
+_KINDS = ("chat", "code", "maths")
+# By whether the run is a quick one.
+_SETTINGS = {
+    False: PlaneSettings(),
+    True: PlaneSettings(draft_lengths=(2,), batches=(1,), max_new_tokens=12, num_steps=4),
 }
-_QUICK: dict[str, Any] = {
-    **_DEFAULTS,
-    "draft_lengths": ["2"],
-    "batches": ["1"],
-    "num_questions": 6,
-    "max_new_tokens": 12,
-    "num_steps": 4,
-}
+_NUM_QUESTIONS = {False: 36, True: 6}
 
 
 def define_flags() -> None:
     """The command's flags; only a command defines any."""
     flags.DEFINE_string("run", None, "Directory of `python -m train.heads`.", required=True)
     flags.DEFINE_list("heads", [], "Names of heads in it; all by default. The full head is always among them.")
-    flags.DEFINE_list("draft_lengths", _DEFAULTS["draft_lengths"], "Drafts a step.")
-    flags.DEFINE_list("temperatures", _DEFAULTS["temperatures"], "Temperatures.")
-    flags.DEFINE_list("batches", _DEFAULTS["batches"], "Rows of the cost measurements.")
-    flags.DEFINE_integer(
-        "num_slots", _DEFAULTS["num_slots"], "Prompts decoded side by side for acceptance and wall clock."
-    )
+    usual = _SETTINGS[False]
+    flags.DEFINE_list("draft_lengths", [str(length) for length in usual.draft_lengths], "Drafts a step.")
+    flags.DEFINE_list("temperatures", [str(temperature) for temperature in usual.temperatures], "Temperatures.")
+    flags.DEFINE_list("batches", [str(batch) for batch in usual.batches], "Rows of the cost measurements.")
+    flags.DEFINE_integer("num_slots", usual.num_slots, "Prompts decoded side by side for acceptance and wall clock.")
     flags.DEFINE_string("questions", None, "File of questions in MT-Bench's form, one JSON object a line.")
-    flags.DEFINE_list("kinds", _DEFAULTS["kinds"], "Kinds of shipped held-out prompts.")
+    flags.DEFINE_list("kinds", list(_KINDS), "Kinds of shipped held-out prompts.")
     flags.DEFINE_integer(
-        "num_questions", _DEFAULTS["num_questions"], "Prompts, taken in turn from each kind.", lower_bound=1
+        "num_questions", _NUM_QUESTIONS[False], "Prompts, taken in turn from each kind.", lower_bound=1
     )
-    flags.DEFINE_integer("max_new_tokens", _DEFAULTS["max_new_tokens"], "Longest answer.")
-    flags.DEFINE_integer("num_steps", _DEFAULTS["num_steps"], "Timed steps of each cost measurement.")
-    flags.DEFINE_integer("seed", _DEFAULTS["seed"], "Seed of the first prompt.")
+    flags.DEFINE_integer("max_new_tokens", usual.max_new_tokens, "Longest answer.")
+    flags.DEFINE_integer("num_steps", usual.num_steps, "Timed steps of each cost measurement.")
+    flags.DEFINE_integer("seed", usual.seed, "Seed of the first prompt.")
     flags.DEFINE_bool("quick", False, "Few prompts and steps: checks that everything works, measures nothing.")
     flags.DEFINE_string("output_dir", None, "Folder for result files; eval/ of the run directory by default.")
     flags.DEFINE_string("cache_dir", None, "Where fetched weights are kept; the user's cache by default.")
 
 
-def read_settings(value: Callable[[str], Any] | None = None) -> PlaneSettings:
-    """The settings that the flags ask for, or other values.
-
-    Args:
-        value: a setting by name; the flag of that name by default.
+def read_settings() -> PlaneSettings:
+    """The settings that the flags ask for; what is not given is small in a quick run.
 
     Raises:
         ValueError: if one is out of range.
     """
-    value = _flag if value is None else value
-    return PlaneSettings(
-        draft_lengths=int_list("draft_lengths", value("draft_lengths"), minimum=1),
-        temperatures=tuple(dict.fromkeys(float_list("temperatures", value("temperatures"), minimum=0.0))),
-        batches=int_list("batches", value("batches"), minimum=1),
-        num_slots=value("num_slots"),
-        max_new_tokens=value("max_new_tokens"),
-        num_steps=value("num_steps"),
-        seed=value("seed"),
-    )
+    values = flags.FLAGS
+    lists = {
+        "draft_lengths": int_list("draft_lengths", values.draft_lengths, minimum=1),
+        "temperatures": tuple(dict.fromkeys(float_list("temperatures", values.temperatures, minimum=0.0))),
+        "batches": int_list("batches", values.batches, minimum=1),
+    }
+    names = [field.name for field in dataclasses.fields(PlaneSettings) if values[field.name].present]
+    given = {name: lists.get(name, values[name].value) for name in names}
+    return dataclasses.replace(_SETTINGS[values.quick], **given)
 
 
-def measure_with_defaults(run_dir: str | pathlib.Path, *, quick: bool = False) -> None:
+def measure_with_defaults(run_dir: str | pathlib.Path, *, quick: bool = False, cache_dir: str | None = None) -> None:
     """Measures, prints and writes what the command does without further flags; `python -m train.heads` ends so.
 
     Args:
         run_dir: directory of heads.
         quick: as `--quick`.
+        cache_dir: as `--cache_dir`.
 
     Raises:
         ValueError: if a file there is damaged.
         FileNotFoundError: if the directory holds no heads.
     """
-    value = (_QUICK if quick else _DEFAULTS).__getitem__
-    questions = spread(_shipped(value("kinds")), value("num_questions"))
-    _measure(HeadsDirectory.open(run_dir), questions, read_settings(value))
+    questions = spread(_shipped(_KINDS), _NUM_QUESTIONS[quick])
+    _measure(HeadsDirectory.open(run_dir), questions, _SETTINGS[quick], cache_dir=cache_dir)
 
 
 def main() -> None:
@@ -141,12 +122,6 @@ def _measure(
         print(path)
 
 
-def _flag(name: str) -> Any:
-    """A flag's value; what is not given is small in a quick run."""
-    flag = flags.FLAGS[name]
-    return _QUICK[name] if flags.FLAGS.quick and not flag.present else flag.value
-
-
 def _shipped(kinds: Sequence[str]) -> list[Question]:
     return [Question(p.id, p.kind, p.turns) for p in load_prompts("held_out", tuple(kinds))]
 
@@ -159,7 +134,8 @@ def _questions() -> list[Question]:
         questions = load_questions(values.questions)
     else:
         questions = _shipped(values.kinds)
-    return spread(questions, _flag("num_questions"))
+    is_given = values["num_questions"].present
+    return spread(questions, values.num_questions if is_given else _NUM_QUESTIONS[values.quick])
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def _run(settings: _Settings, arguments: Sequence[str]) -> None:
     if settings.measure and not config.process_id:
         from eval.plane import measure_with_defaults
 
-        measure_with_defaults(folder, quick=settings.quick)
+        measure_with_defaults(folder, quick=settings.quick, cache_dir=config.cache_dir)
 
 
 def _plan_line(head: PlannedHead) -> str:
