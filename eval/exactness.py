@@ -1,10 +1,14 @@
 """Checks that greedy speculative decoding gives the tokens of plain decoding, one by one.
 
 python -m eval.exactness --run=RUN_DIR --draft_lengths=1,2,3,4,5,6,7,8 --batch_sizes=1,8
+
+`--replay=0.15` adds a drafter that drafts the plain answers with that share of wrong tokens, so that every number of
+accepted drafts occurs at every draft length; `accepted` in the output counts them.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 import sys
@@ -22,6 +26,7 @@ from eval.loading import load_command
 from eval.provenance import describe_run, describe_system, describe_target
 from eval.questions import Question, load_questions, spread
 from eval.records import PLAIN
+from eval.replay import ReplayDrafter, replay_texts
 from specjax.decoding import Completion, Engine, Request, SamplingParams
 from specjax.text.chat_template import encode_prompt
 from specjax.text.prompts import load_prompts
@@ -36,6 +41,7 @@ def check_exactness(
     batch_sizes: Sequence[int] = (1,),
     max_new_tokens: int = 256,
     cache_length: int | None = None,
+    replay: float | None = None,
     on_row: Callable[[dict[str, Any]], None] | None = None,
     log_path: pathlib.Path | None = None,
     identity: Mapping[str, Any] | None = None,
@@ -50,20 +56,23 @@ def check_exactness(
         batch_sizes: rows side by side; larger ones than 1 are checked without drafts too.
         max_new_tokens: longest answer.
         cache_length: slots; None fits the longest prompt and answer within the context.
+        replay: share of wrong tokens of a drafter that drafts the plain answers; None leaves it out.
         on_row: told each row as it is done.
         log_path: a growing file of rows; those that it holds for the same settings are not measured again.
         identity: what else tells runs apart in that file, such as the drafters' digests.
 
     Returns:
         A JSON-able dict with `rows`, `exact` (whether all rows are identical) and what ran where. A row counts
-        `compared`, `identical` and `num_tokens` and lists `divergences`, each with the gap of the target's two top
-        logits where the texts part.
+        `compared`, `identical` and `num_tokens`, says how many steps accepted 0, 1, ... drafts (`accepted`) and lists
+        `divergences`, each with the gap of the target's two top logits where the texts part.
 
     Raises:
-        ValueError: if there are no prompts, or none that fits, or the log is no such file.
+        ValueError: if there are no prompts, or none that fits, or `replay` is no share, or the log is no such file.
     """
     if not prompts:
         raise ValueError("`prompts` must hold at least one prompt")
+    if replay is not None and not 0 <= replay < 1:
+        raise ValueError(f"`replay` must be at least 0 and below 1; got {replay}")
     if cache_length is None:
         longest = max(len(prompt) for prompt in prompts) + max_new_tokens
         cache_length = min(longest, target.config.max_position_embeddings)
@@ -97,6 +106,10 @@ def check_exactness(
         raise ValueError(f"no prompt can be served: {reference[0].finish_reason}")
     requests, reference = [requests[index] for index in served], [reference[index] for index in served]
     ways = [(PLAIN, None, None, 0, batch) for batch in batch_sizes if batch != 1]
+    if replay is not None:
+        texts = [(*plain.prompt_ids, *plain.token_ids) for plain in reference]
+        known = replay_texts(texts, error_rate=replay, vocab_size=target.config.vocab_size)
+        systems = {f"replay-{replay:g}": (ReplayDrafter(target.config.vocab_size), known), **systems}
     for name, (drafter, drafter_params) in systems.items():
         ways += [(name, drafter, drafter_params, length, batch) for batch in batch_sizes for length in draft_lengths]
     rows = []
@@ -158,7 +171,8 @@ def _compare(
         found = find_divergence(target, expected.prompt_ids, expected.token_ids, completion.token_ids)
         if found is not None:
             divergences.append((completion.request_id, found))
-    steps = sum(len(completion.steps) for completion in own)
+    accepted = collections.Counter(step.num_accepted for completion in own for step in completion.steps)
+    steps = accepted.total()
     num_tokens = sum(len(completion.token_ids) for completion in own)
     return {
         "system": name,
@@ -168,6 +182,7 @@ def _compare(
         "identical": len(own) - len(divergences),
         "num_tokens": num_tokens,
         "acceptance_length": num_tokens / steps if steps else None,
+        "accepted": [accepted[count] for count in range(length + 1)],
         "divergences": [{"prompt": prompt, **divergence.to_json()} for prompt, divergence in divergences],
     }
 
@@ -216,6 +231,7 @@ def main() -> int:
         batch_sizes=batch_sizes,
         max_new_tokens=values.max_new_tokens,
         cache_length=values.cache_length,
+        replay=values.replay,
         on_row=print_row,
         log_path=folder / "exactness.jsonl" if folder is not None else None,
         identity={"drafters": {name: describe_system(s.drafter, s.params) for name, s in systems.items()}},
@@ -233,6 +249,7 @@ def define_flags() -> None:
     command_flags.define_source()
     command_flags.define_output()
     flags.DEFINE_bool("ngram", True, "Check prompt lookup as well.")
+    flags.DEFINE_float("replay", None, "Also draft the plain answers with this share of wrong tokens.")
     flags.DEFINE_string("questions", None, "File of questions in MT-Bench's form; shipped held-out prompts by default.")
     flags.DEFINE_integer("num_questions", 12, "Prompts, in turn from every kind; 0 takes all.", lower_bound=0)
     flags.DEFINE_list("draft_lengths", ["1", "2", "4", "8"], "Drafts a step.")

@@ -10,6 +10,7 @@ import pytest
 
 from eval import exactness
 from eval.exactness import check_exactness
+from eval.replay import ReplayDrafter, replay_texts
 from specjax.testing.tiny_models import TabularDrafter, tiny_target
 
 PROMPTS = [(1, 2, 3), (4, 5), (6, 7, 8, 9), (2, 2)]
@@ -98,3 +99,39 @@ def test_a_log_keeps_what_was_checked(
     made.clear()
     check_exactness(target, systems, PROMPTS, draft_lengths=(1,), **sizes, identity={"drafter": "another"})
     assert made == [0, 1]
+
+
+def test_replayed_answers_have_every_number_of_drafts_accepted(target: Any) -> None:
+    sizes: dict[str, Any] = {"draft_lengths": (1, 4), "batch_sizes": (1, 3), "max_new_tokens": 60}
+    result = check_exactness(target, {}, PROMPTS, replay=0.3, **sizes)
+    assert result["exact"]
+    rows = [row for row in result["rows"] if row["system"] == "replay-0.3"]
+    assert [(row["draft_length"], row["batch_size"]) for row in rows] == [(1, 1), (4, 1), (1, 3), (4, 3)]
+    for row in rows:
+        assert len(row["accepted"]) == row["draft_length"] + 1
+        assert min(row["accepted"]) > 0
+    # Rows do not influence each other: the same drafts, so the same steps.
+    assert [row["accepted"] for row in rows[:2]] == [row["accepted"] for row in rows[2:]]
+
+
+def test_replayed_answers_without_errors_are_accepted_to_the_end(target: Any) -> None:
+    (row,) = check_exactness(target, {}, PROMPTS, draft_lengths=(4,), max_new_tokens=61, replay=0.0)["rows"]
+    # Prefill gives the first token; sixty more come five at a time.
+    assert row["identical"] == 4
+    assert row["acceptance_length"] > 4.5
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="`replay` must be at least 0 and below 1"):
+            check_exactness(target, {}, PROMPTS, draft_lengths=(4,), max_new_tokens=4, replay=share)
+
+
+def test_a_text_that_is_not_known_is_not_drafted(target: Any) -> None:
+    vocab_size = target.config.vocab_size
+    drafter: Any = ReplayDrafter(vocab_size)
+    known = replay_texts([(1, 2, 3, 4, 5)], error_rate=0.0, vocab_size=vocab_size)
+    engine = exactness.Engine(target, drafter, known, num_slots=1, cache_length=24, draft_length=3)
+    (completion,) = engine.generate([exactness.Request("a", (7, 8), exactness.SamplingParams(max_new_tokens=6))])
+    assert all(step.num_drafted == 0 for step in completion.steps)
+    with pytest.raises(ValueError, match="at least one text"):
+        replay_texts([], error_rate=0.0, vocab_size=vocab_size)
+    with pytest.raises(ValueError, match="`error_rate` must be at least 0"):
+        replay_texts([(1, 2)], error_rate=-1.0, vocab_size=vocab_size)
