@@ -116,8 +116,9 @@ class AnswerFile:
 
     @property
     def complete(self) -> bool:
-        """Whether the manifest calls the file complete."""
-        return bool(read_json(self._manifest)["complete"])
+        """Whether the manifest calls the file complete and every turn that it counts is still there."""
+        manifest = read_json(self._manifest)
+        return bool(manifest["complete"]) and manifest["num_turns"] == len(self._lines)
 
     def get(self, conversation_id: str, turn: int) -> Line | None:
         """The finished turn, or None."""

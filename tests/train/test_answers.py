@@ -109,6 +109,22 @@ def test_a_complete_file_needs_no_engine(target: Target, straight: bytes, tmp_pa
     assert manifest["key"]["template_digest"] == target.chat_template.digest
 
 
+@pytest.mark.parametrize("lost", [slice(None), slice(2, None), slice(3, 4)])
+def test_answers_that_a_complete_file_lost_are_generated_again(
+    target: Target, straight: bytes, tmp_path: Path, lost: slice
+) -> None:
+    answer(target, tmp_path)
+    path = tmp_path / "answers.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    gone = lines[lost]
+    del lines[lost]
+    path.write_bytes(b"".join(lines))
+    engine = counting()
+    answer(target, tmp_path, make_engine=engine)
+    assert len(engine.asked) == len(gone)
+    assert path.read_bytes() == straight
+
+
 def test_answers_for_other_settings_are_refused_by_name(target: Target, tmp_path: Path) -> None:
     answer(target, tmp_path, PLAN[:1])
     other = AnswerLimits(max_answer_tokens=5, max_total_tokens=96, num_slots=3)
