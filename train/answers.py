@@ -17,16 +17,20 @@ from typing import Any
 
 from tqdm import tqdm
 
-from eval.files import read_json, write_json, write_text
+from eval.files import write_json, write_text
 from specjax.checkpoints.target import Target
 from specjax.decoding.engine import Engine
 from specjax.decoding.request import Request, SamplingParams
+from specjax.json_files import read_object
 from specjax.text.chat_template import encode_prompt
+from train.answer_lines import Line, read_answer_lines
 from train.artifacts import RunError
 from train.config import differing_flags
+from train.json_fields import field_problem
 
 Message = dict[str, str]
-Line = dict[str, Any]
+# What the manifest of a complete file says beside its key.
+_TOTALS: dict[str, type] = {"num_turns": int, "num_answer_tokens": int, "finish_reasons": dict}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +89,13 @@ class AnswerFile:
             key: what the answers depend on.
 
         Raises:
-            RunError: if the file belongs to another key.
+            RunError: if the file belongs to another key, or a line that is not the last one is damaged.
+            ValueError: if the manifest is not an object in JSON.
         """
         self._path, self._manifest = path, path.with_name("manifest.json")
         self._key = dict(key)
         if self._manifest.exists():
-            recorded = read_json(self._manifest)["key"]
+            recorded = self._recorded_key()
             if recorded != self._key:
                 raise RunError(
                     f"the answers in {path.parent} were made for other settings: "
@@ -100,11 +105,8 @@ class AnswerFile:
             raise RunError(f"{path} has no manifest beside it, so nobody knows what made it; remove one or the other")
         else:
             write_json(self._manifest, {"key": self._key, "complete": False})
-        self._lines: dict[tuple[str, int], Line] = {}
-        kept = 0
-        for raw, line in _whole_lines(path):
-            kept += len(raw)
-            self._lines[line["id"], line["turn"]] = line
+        lines, kept = read_answer_lines(path)
+        self._lines: dict[tuple[str, int], Line] = {(line["id"], line["turn"]): line for line in lines}
         if path.exists() and path.stat().st_size != kept:
             os.truncate(path, kept)
 
@@ -117,8 +119,10 @@ class AnswerFile:
     @property
     def complete(self) -> bool:
         """Whether the manifest calls the file complete and every turn that it counts is still there."""
-        manifest = read_json(self._manifest)
-        return bool(manifest["complete"]) and manifest["num_turns"] == len(self._lines)
+        manifest = read_object(self._manifest)
+        # Where a total is lost, `finish` counts again.
+        sound = manifest.get("complete") is True and field_problem(manifest, _TOTALS) is None
+        return sound and manifest["num_turns"] == len(self._lines)
 
     def get(self, conversation_id: str, turn: int) -> Line | None:
         """The finished turn, or None."""
@@ -138,6 +142,16 @@ class AnswerFile:
             file.flush()
             os.fsync(file.fileno())
         self._lines[line["id"], line["turn"]] = line
+
+    def _recorded_key(self) -> dict[str, Any]:
+        manifest = read_object(self._manifest)
+        problem = field_problem(manifest, {"key": dict})
+        if problem is not None:
+            raise RunError(
+                f"{self._manifest}: {problem}: the file is damaged, so nobody knows what made the answers beside it; "
+                "restore it or choose another `--data_dir`"
+            )
+        return manifest["key"]
 
     def finish(self, conversations: Sequence[Conversation]) -> None:
         """Puts the file into the order of the plan and marks it complete."""
@@ -301,18 +315,3 @@ def _skipped(conversation: Conversation, turn: int, prompt_ids: Sequence[int] | 
         "prompt_ids": [],
         "token_ids": [],
     }
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[bytes, Line]]:
-    """Lines of a file up to the first one that is not whole, with their bytes."""
-    if not path.exists():
-        return
-    with open(path, "rb") as file:
-        for raw in file:
-            try:
-                line = json.loads(raw)
-            except (json.JSONDecodeError, UnicodeDecodeError):
-                return
-            if not raw.endswith(b"\n") or not isinstance(line, dict) or "turn" not in line:
-                return
-            yield raw, line

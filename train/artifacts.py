@@ -15,13 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eval.files import read_json, write_json, write_text
+from eval.files import write_json, write_text
 from eval.provenance import describe_run
+from specjax.json_files import read_object
 from train.config import TrainConfig, differing_flags
+from train.error_file import ERROR_FILE
 from train.flags import flags_text
+from train.json_fields import field_problem, shown
 
-_RESULTS = ("data", "features", "checkpoints", "export", "metrics.jsonl")
-_OURS = ("flags.txt", "run.json", "error.txt")
+_FOLDERS = ("data", "features", "checkpoints", "export")
+_RESULTS = (*_FOLDERS, "metrics.jsonl")
+_OURS = ("flags.txt", "run.json", ERROR_FILE)
 
 
 class RunError(RuntimeError):
@@ -56,7 +60,8 @@ def open_run_directory(config: TrainConfig, argv: Sequence[str]) -> Path:
 
     Raises:
         RunError: if the directory belongs to another configuration, holds other files, or holds a run
-            while `--noresume` is given.
+            while `--noresume` is given; if a file of it is damaged or in the place of a folder.
+        ValueError: if `run.json` is not an object in JSON.
     """
     run_dir = Path(config.run_dir)
     if run_dir.exists() and not run_dir.is_dir():
@@ -65,7 +70,7 @@ def open_run_directory(config: TrainConfig, argv: Sequence[str]) -> Path:
     start = start_record(argv)
     # A run that stopped before it made anything (a wrong flag, say) does not hold the directory.
     if record_path.exists() and any((run_dir / name).exists() for name in _RESULTS):
-        record = read_json(record_path)
+        record = read_record(run_dir)
         check_same_run(config, record, run_dir)
         if not config.resume:
             raise RunError(f"`--noresume` needs an empty `--run_dir`; {run_dir} already holds this run")
@@ -80,9 +85,37 @@ def open_run_directory(config: TrainConfig, argv: Sequence[str]) -> Path:
             "config_digest": config.digest(),
             "starts": [start],
         }
+    for name in _FOLDERS:
+        # Found here, and not by the stage that needs the folder, hours later.
+        if (run_dir / name).exists() and not (run_dir / name).is_dir():
+            raise RunError(f"{run_dir / name} must be a directory; it is a file: move it away")
     write_text(run_dir / "flags.txt", flags_text(config))
     write_json(record_path, record)
     return run_dir
+
+
+def read_record(run_dir: Path) -> dict[str, Any]:
+    """What `run.json` says of a run.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it is not an object in JSON.
+        RunError: naming the field, if what every run records is missing.
+    """
+    path = run_dir / "run.json"
+    record = read_object(path)
+    problem = field_problem(record, {"config": dict, "config_digest": str, "starts": list})
+    if problem is None and not record["config"]:
+        problem = "`config` must hold the settings of the run; got {}"
+    if problem is None and not (record["starts"] and _is_start(record["starts"][0])):
+        problem = f"`starts` must begin with an object with a `time`; got {shown(record, 'starts')}"
+    if problem is not None:
+        raise RunError(f"{path}: {problem}: the file is damaged; restore it or give another `--run_dir`")
+    return record
+
+
+def _is_start(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("time"), str)
 
 
 def check_same_run(config: TrainConfig, record: Mapping[str, Any], run_dir: Path) -> None:
@@ -93,7 +126,7 @@ def check_same_run(config: TrainConfig, record: Mapping[str, Any], run_dir: Path
     """
     # A run of an earlier version may not know a flag: it did what the flag's default does.
     known = {field.name: field.default for field in dataclasses.fields(config) if field.metadata["identity"]}
-    differing = differing_flags(config.identity(), {**known, **record.get("config", {})})
+    differing = differing_flags(config.identity(), {**known, **record["config"]})
     if differing:
         raise RunError(
             f"`--run_dir` {run_dir} belongs to a run of another configuration: {', '.join(differing)}; "
@@ -103,7 +136,7 @@ def check_same_run(config: TrainConfig, record: Mapping[str, Any], run_dir: Path
 
 def update_record(run_dir: Path, **entries: Any) -> None:
     """Adds entries to `run.json`."""
-    record = read_json(run_dir / "run.json")
+    record = read_record(run_dir)
     record.update(entries)
     write_json(run_dir / "run.json", record)
 

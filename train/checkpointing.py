@@ -19,7 +19,10 @@ from train.artifacts import RunError
 State = TypeVar("State")
 _SYSTEM_REASON = re.compile(
     r"No space left on device|Disk quota exceeded|File too large|Read-only file system|Permission denied"
+    r"|Input/output error|Too many open files|Cannot allocate memory|RESOURCE_EXHAUSTED"
 )
+# Storage layers quote whole stacks of status messages.
+_LONGEST_REASON = 160
 
 
 class Checkpoints:
@@ -35,8 +38,13 @@ class Checkpoints:
         Args:
             folder: where the steps lie.
             keep: number of newest checkpoints that stay.
+
+        Raises:
+            RunError: if a file lies in its place.
         """
         self._folder = folder.absolute()
+        if self._folder.exists() and not self._folder.is_dir():
+            raise RunError(f"{self._folder} must be a directory; it is a file: move it away")
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
@@ -88,20 +96,30 @@ class Checkpoints:
             The state and the facts saved beside it.
 
         Raises:
-            RunError: if it cannot be read as such a state.
+            RunError: if it cannot be read as such a state; the message says what to remove to go on.
         """
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _by_name(like))
         arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), meta=ocp.args.JsonRestore())
         try:
-            restored = self._manager.restore(step, args=arguments)
+            with _quiet_storage_logs():
+                restored = self._manager.restore(step, args=arguments)
+            return _in_the_form_of(like, restored["state"]), dict(restored["meta"])
         except Exception as error:
-            reason = _reason(error)
-            raise RunError(f"the checkpoint of step {step} in {self._folder} cannot be read: {reason}") from error
-        return _in_the_form_of(like, restored["state"]), dict(restored["meta"])
+            raise RunError(self._unreadable(step, error)) from error
 
     def close(self) -> None:
         """Releases Orbax's threads."""
         self._manager.close()
+
+    def _unreadable(self, step: int, error: Exception) -> str:
+        what = f"the checkpoint of step {step} in {self._folder} cannot be read"
+        refused = isinstance(error, MemoryError) or _SYSTEM_REASON.search(str(error))
+        if refused:
+            # Nothing is wrong with the checkpoint, so nobody should remove it.
+            return f"{what}: {_reason(error)}"
+        earlier = [s for s in self.steps() if s < step]
+        rest = f"go on from step {earlier[-1]}" if earlier else "train again from the start"
+        return f"{what}; remove {self._folder / str(step)} to {rest} ({_reason(error)[:_LONGEST_REASON]})"
 
     def _explain(self, step: int, reason: str) -> str:
         kept = [s for s in self.steps() if s != step]

@@ -7,6 +7,7 @@ A command without a flagfile starts from the embedded recipe, `smollm2.flags`.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 import json
 import math
@@ -45,6 +46,10 @@ BUDGETS: dict[str, dict[str, Any]] = {
     },
 }
 _SHORT = BUDGETS["short"]
+# Step numbers, and what is computed from them, must fit 32-bit integers on the devices.
+_MOST_STEPS = 10**9
+# No drafter is right for longer, and every length is compiled and measured by itself.
+_LONGEST_DRAFT = 64
 
 
 def setting(
@@ -190,7 +195,7 @@ class TrainConfig:
     optimizer: str = setting("adamw", "Optimiser.", choices=("adamw", "muon"))
     learning_rate: float = setting(3e-3, "Highest learning rate.", above=0.0)
     schedule: str = setting("cosine", "Learning rate after the warm-up.", choices=("cosine", "constant"))
-    warmup_steps: int = setting(_SHORT["warmup_steps"], "Steps of linear warm-up.", at_least=0)
+    warmup_steps: int = setting(_SHORT["warmup_steps"], "Steps of linear warm-up.", at_least=0, at_most=_MOST_STEPS)
     final_learning_rate: float = setting(
         0.0, "Last learning rate of the cosine as a share of the highest.", at_least=0.0, at_most=1.0
     )
@@ -201,8 +206,10 @@ class TrainConfig:
     adam_share: float = setting(0.1, "Learning rate of what Muon leaves to AdamW, as a share of Muon's.", above=0.0)
     clip_norm: float = setting(0.5, "Largest global gradient norm.", above=0.0)
     accumulation_steps: int = setting(1, "Parts that a batch is computed in, one after the other.", at_least=1)
-    train_steps: int = setting(_SHORT["train_steps"], "Optimiser steps.", at_least=1)
-    stage1_steps: int = setting(_SHORT["stage1_steps"], "First steps that unroll the drafter once only.", at_least=0)
+    train_steps: int = setting(_SHORT["train_steps"], "Optimiser steps.", at_least=1, at_most=_MOST_STEPS)
+    stage1_steps: int = setting(
+        _SHORT["stage1_steps"], "First steps that unroll the drafter once only.", at_least=0, at_most=_MOST_STEPS
+    )
     unroll_steps: int = setting(3, "Draft steps that are unrolled in training (S).", at_least=1, at_most=32)
     loss: str = setting("kl", "What makes the draft's law like the target's.", choices=("kl", "lk_hybrid", "lk", "tv"))
     lk_decay: float = setting(3.0, "Share of KL in lk_hybrid is exp(-this * mean acceptance).", at_least=0.0)
@@ -297,7 +304,8 @@ def parse_numbers(name: str, value: str) -> tuple[int, ...]:
         ValueError: naming the flag if a part is not such a number.
     """
     parts = [part.strip() for part in value.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    # Python itself refuses to read a number of thousands of digits.
+    if not all(part.isdecimal() and len(part) < 20 for part in parts):
         raise ValueError(f"`--{name}` must be numbers with commas between, such as 1,2,4; got {value!r}")
     return tuple(int(part) for part in parts)
 
@@ -317,6 +325,14 @@ def parse_mesh(value: str) -> dict[str, int]:
             )
         axes[name] = int(size)
     return axes
+
+
+def _is_day(text: str) -> bool:
+    try:
+        # Python reads other forms as well; one day must be one setting.
+        return datetime.date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def idle_settings(config: TrainConfig) -> dict[str, str]:
@@ -408,6 +424,10 @@ def _check_together(config: TrainConfig) -> None:
             raise ValueError(f"`--{name}` must not be empty; got ''")
     if any(length < 1 for length in config.draft_length_list):
         raise ValueError(f"`--draft_lengths` must be at least 1 each; got {config.draft_lengths!r}")
+    if max(config.draft_length_list) > _LONGEST_DRAFT:
+        raise ValueError(f"`--draft_lengths` must be at most {_LONGEST_DRAFT} each; got {config.draft_lengths!r}")
+    if config.template_date is not None and not _is_day(config.template_date):
+        raise ValueError(f"`--template_date` must be a day as YYYY-MM-DD; got {config.template_date!r}")
     if config.feature_layer_list is not None and len(set(config.feature_layer_list)) != 3:
         raise ValueError(f"`--feature_layers` must be three different layers; got {config.feature_layers!r}")
     facts = head_facts(config.head)

@@ -172,7 +172,7 @@ class SampleOrder:
 
 
 def load_text_examples(
-    path: str, encode: Callable[[str], list[int]], row_length: int, *, max_rows: int
+    path: str, encode: Callable[[str], list[int]], row_length: int, *, max_rows: int, flag: str = "text"
 ) -> list[Example]:
     """Plain text as fully supervised examples of one row each.
 
@@ -181,15 +181,16 @@ def load_text_examples(
         encode: the target tokenizer's.
         row_length: tokens of an example.
         max_rows: examples at most; 0 takes all.
+        flag: the flag that names the file, for messages.
 
     Returns:
         Examples of at most `row_length` tokens; all tokens are supervised.
 
     Raises:
-        RunError: naming file and line, if the file cannot be used.
+        RunError: naming flag, file and line, if the file cannot be used.
     """
     examples: list[Example] = []
-    for number, document in enumerate(_read_documents(Path(path))):
+    for number, document in enumerate(_read_documents(Path(path), flag)):
         ids = np.asarray(encode(document), np.int32)
         for part, start in enumerate(range(0, len(ids), row_length)):
             piece = ids[start : start + row_length]
@@ -197,17 +198,17 @@ def load_text_examples(
             if max_rows and len(examples) == max_rows:
                 return examples
     if not examples:
-        raise RunError(f"`--text` must hold text; {path} is empty")
+        raise RunError(f"`--{flag}` must hold text; {path} is empty")
     return examples
 
 
-def _read_documents(path: Path) -> list[str]:
+def _read_documents(path: Path, flag: str) -> list[str]:
     try:
         content = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise RunError(f"`--text` must be a readable file; {path}: {error.strerror}") from None
+        raise RunError(f"`--{flag}` must be a readable file; {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise RunError(f"`--text` must be UTF-8; {path} is not at byte {error.start}") from None
+        raise RunError(f"`--{flag}` must be UTF-8; {path} is not at byte {error.start}") from None
     if path.suffix != ".jsonl":
         return [part for part in content.split("\n\n") if part.strip()]
     documents = []
@@ -220,7 +221,7 @@ def _read_documents(path: Path) -> list[str]:
             text = None
         if not isinstance(text, str):
             raise RunError(
-                f"a line of `--text` must be an object with a `text` string; got another ({path}, line {number})"
+                f"a line of `--{flag}` must be an object with a `text` string; got another ({path}, line {number})"
             )
         documents.append(text)
     return documents

@@ -19,11 +19,13 @@ import ml_dtypes
 import numpy as np
 from tqdm import tqdm
 
-from eval.files import read_json, write_json
+from eval.files import write_json
 from specjax.checkpoints.target import Target
+from specjax.json_files import read_object
 from train import mesh as mesh_lib
 from train.artifacts import RunError
 from train.data import Rows
+from train.json_fields import shown
 from train.target_features import packed_features
 
 _DTYPES: dict[str, Any] = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -63,8 +65,22 @@ class FeatureCache:
 
     @property
     def rows_done(self) -> int:
-        """Rows that are on disk, from the first on."""
-        return read_json(self._manifest)["rows_done"] if self._manifest.exists() else 0
+        """Rows that are on disk, from the first on.
+
+        Raises:
+            RunError: if the manifest names a number that cannot be.
+            ValueError: if the manifest is not an object in JSON.
+        """
+        if not self._manifest.exists():
+            return 0
+        manifest, num_rows = read_object(self._manifest), self._shape[0]
+        done = manifest.get("rows_done")
+        if type(done) is not int or not 0 <= done <= num_rows:
+            raise RunError(
+                f"{self._manifest}: `rows_done` must be a whole number from 0 to {num_rows}; "
+                f"got {shown(manifest, 'rows_done')}; remove the file and the same command computes the features again"
+            )
+        return done
 
     @property
     def complete(self) -> bool:

@@ -36,7 +36,9 @@ def head_source_of(
     answers = rows.tokens[rows.loss_mask]
     prompts = rows.tokens[(rows.segment_ids > 0) & ~rows.loss_mask]
     if config.frequency_text is not None:
-        examples = load_text_examples(config.frequency_text, target.tokenizer.encode, config.batch_length, max_rows=0)
+        examples = load_text_examples(
+            config.frequency_text, target.tokenizer.encode, config.batch_length, max_rows=0, flag="frequency_text"
+        )
         corpus, name = np.concatenate([example.tokens for example in examples]), config.frequency_text
     elif prompts.size:
         corpus, name = prompts, "prompts"

@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval.files import read_json, write_json
+from eval.files import write_json
 from eval.heads_directory import HEADS_FILE, SCHEMA
+from specjax.json_files import read_object
 from train import pipeline
-from train.artifacts import RunError, check_same_run, lock_directory
+from train.artifacts import RunError, check_same_run, lock_directory, read_record
 from train.config import TrainConfig, differing_flags
+from train.error_file import error_file
 from train.head_list import PlannedHead, options_text
+from train.json_fields import field_problem
 
 SHARED_FOLDER = "shared"
 # What heads of one run may differ in.
@@ -57,17 +60,18 @@ def run_heads(
         # A template that shows the date shows that of the first start to all heads, also after midnight.
         config = dataclasses.replace(config, template_date=config.template_date or record["started"])
         shared = pipeline.SharedInputs(_data_config(config))
-        for index, head in enumerate(planned, start=1):
-            place = f"[head {index}/{len(planned)}] {head.folder}"
-            settings = head_config(config, head)
-            if is_done(settings):
-                on_line(f"{place}: {_description(head)} before; {_result(folder / head.folder)}")
-            else:
-                start = time.perf_counter()
-                pipeline.run(settings, argv, shared=shared)
-                seconds = time.perf_counter() - start
-                on_line(f"{place}: {_description(head)} in {seconds:.0f} s; {_result(folder / head.folder)}")
-            _add(folder, record, head)
+        with error_file(folder):
+            for index, head in enumerate(planned, start=1):
+                place = f"[head {index}/{len(planned)}] {head.folder}"
+                settings = head_config(config, head)
+                if is_done(settings):
+                    on_line(f"{place}: {_description(head)} before; {_result(folder / head.folder)}")
+                else:
+                    start = time.perf_counter()
+                    pipeline.run(settings, argv, shared=shared)
+                    seconds = time.perf_counter() - start
+                    on_line(f"{place}: {_description(head)} in {seconds:.0f} s; {_result(folder / head.folder)}")
+                _add(folder, record, head)
     return folder
 
 
@@ -99,7 +103,7 @@ def is_done(config: TrainConfig) -> bool:
     run_dir = Path(config.run_dir)
     if not (run_dir / "export" / "config.json").is_file():
         return False
-    record = read_json(run_dir / "run.json")
+    record = read_record(run_dir)
     known_base = record["config"].get("base")
     if config.base is not None and known_base is not None and Path(known_base).name == Path(config.base).name:
         # The whole directory may have been moved since.
@@ -118,7 +122,7 @@ def _open(config: TrainConfig, folder: Path) -> dict[str, Any]:
     path = folder / HEADS_FILE
     common = {name: value for name, value in config.identity().items() if name not in (*_OF_A_HEAD, "template_date")}
     if path.exists():
-        record = read_json(path)
+        record = _read_heads_file(path)
         known = {f.name: f.default for f in dataclasses.fields(config) if f.name in common}
         differing = differing_flags(common, {**known, **record["config"]})
         if differing:
@@ -142,6 +146,16 @@ def _open(config: TrainConfig, folder: Path) -> dict[str, Any]:
     return record
 
 
+def _read_heads_file(path: Path) -> dict[str, Any]:
+    record = read_object(path)
+    problem = field_problem(record, {"config": dict, "started": str, "heads": list})
+    if problem is None and not all(isinstance(h, dict) and isinstance(h.get("folder"), str) for h in record["heads"]):
+        problem = "each of `heads` must be an object with a `folder`; got another"
+    if problem is not None:
+        raise RunError(f"{path}: {problem}: the file is damaged; restore it or give another `--run_dir`")
+    return record
+
+
 def _add(folder: Path, record: dict[str, Any], head: PlannedHead) -> None:
     """Records a finished drafter, once."""
     entry = _entry(folder, head)
@@ -162,7 +176,7 @@ def _entry(folder: Path, head: PlannedHead) -> Mapping[str, Any]:
         "folder": head.folder,
         "made": "trained" if head.is_trained else "derived",
         "base": head.base,
-        "config_digest": read_json(folder / head.folder / "run.json")["config_digest"],
+        "config_digest": read_record(folder / head.folder)["config_digest"],
     }
 
 

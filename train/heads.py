@@ -13,12 +13,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from specjax.heads import get_head
 from train.config import TrainConfig, parse_numbers
+from train.error_file import REPORTED_ERRORS, error_file
 from train.flagfile import PACKAGED_FOLDER
 from train.flags import EMBEDDED_DEFAULT, parse_command_line
 from train.head_list import ALL, HeadRequest, PlannedHead, parse_heads, plan_heads
@@ -60,9 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run(settings, arguments)
     except KeyboardInterrupt:
         return report_error("interrupted; the same command goes on where this one stopped", EXIT_INTERRUPTED)
-    except (RuntimeError, ValueError, OSError, ImportError) as error:
-        if (Path(settings.config.run_dir) / "heads.json").exists():
-            (Path(settings.config.run_dir) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    except REPORTED_ERRORS as error:
         return report_error(error, EXIT_FAILED)
     return 0
 
@@ -133,8 +130,10 @@ def _run(settings: _Settings, arguments: Sequence[str]) -> None:
     from specjax.checkpoints.target import load_config
     from train import mesh
     from train.head_runs import run_heads
+    from train.inputs import check_inputs
 
     config = settings.config
+    check_inputs(config)
     planned = plan_heads(settings.requests, load_config(config.target), settings.seeds, data_seed=config.seed)
     if config.dry_run:
         print("\n".join(_plan_line(head) for head in planned))
@@ -145,7 +144,8 @@ def _run(settings: _Settings, arguments: Sequence[str]) -> None:
     if settings.measure and not config.process_id:
         from eval.plane import measure_with_defaults
 
-        measure_with_defaults(folder, quick=settings.quick, cache_dir=config.cache_dir)
+        with error_file(folder):
+            measure_with_defaults(folder, quick=settings.quick, cache_dir=config.cache_dir)
 
 
 def _plan_line(head: PlannedHead) -> str:

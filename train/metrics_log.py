@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval.files import write_text
+from train.artifacts import RunError
 
 
 class MetricsLog:
@@ -23,9 +24,12 @@ class MetricsLog:
         Args:
             path: the file; made if absent.
             last_step: steps that the restored checkpoint has behind it; later rows are dropped.
+
+        Raises:
+            RunError: naming file and line, if it is not text.
         """
         self._path = path
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = _read(path) if path.exists() else ""
         kept = "".join(line + "\n" for line in text.split("\n") if _step_of(line) <= last_step)
         if kept != text or not path.exists():
             write_text(path, kept)
@@ -39,6 +43,18 @@ class MetricsLog:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _read(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise RunError(
+            f"{path}, line {line}: must be UTF-8; got byte {content[error.start]:#04x}; remove the line and the same "
+            "command goes on"
+        ) from None
 
 
 def _step_of(line: str) -> float:

@@ -18,10 +18,12 @@ from specjax.checkpoints.eagle import export_drafter
 from specjax.checkpoints.target import Target, load_target
 from specjax.drafters.eagle3_layer import Eagle3Config, Params
 from train import mesh as mesh_lib
-from train.artifacts import RunError, lock_directory, open_run_directory, update_record
+from train.artifacts import lock_directory, open_run_directory, read_record, update_record
 from train.config import TrainConfig
 from train.data import Rows
+from train.error_file import error_file
 from train.evaluation import evaluate
+from train.inputs import check_inputs
 from train.plan import drafter_config
 from train.prepare import prepare_rows
 from train.stages import stage
@@ -68,6 +70,7 @@ def run(config: TrainConfig, argv: Sequence[str], *, shared: SharedInputs | None
             for folder in {run_dir.resolve(), data_dir.resolve()}:
                 stack.enter_context(lock_directory(folder))
             open_run_directory(config, argv)
+            stack.enter_context(error_file(run_dir))
         mesh_lib.wait_for_all("run directory")
         shared = shared or SharedInputs(config)
         target, drafter = _load(config, run_dir, shared, record=first_process)
@@ -93,15 +96,14 @@ def run(config: TrainConfig, argv: Sequence[str], *, shared: SharedInputs | None
 
 def _check_before_work(config: TrainConfig) -> None:
     """Finds what would stop the run only after its answers are generated."""
+    check_inputs(config)
     if config.mesh:
         mesh_lib.make_mesh(config.mesh_axes)
-    if config.text is not None and not Path(config.text).is_file():
-        raise RunError(f"`--text` must be a readable file; {config.text}: No such file")
 
 
 def _load(config: TrainConfig, run_dir: Path, shared: SharedInputs, *, record: bool) -> tuple[Target, Eagle3Config]:
     # A template that shows the date must show the same one when a run goes on after midnight.
-    started = read_json(run_dir / "run.json")["starts"][0]["time"][:10]
+    started = read_record(run_dir)["starts"][0]["time"][:10]
     with stage("target") as done:
         target = shared.target or load_target(
             config.target, dtype=config.target_dtype, cache_dir=config.cache_dir, date=config.template_date or started

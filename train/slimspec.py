@@ -9,11 +9,10 @@ The same command goes on where an earlier one stopped, whatever stopped it.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 from train.config import TrainConfig
+from train.error_file import REPORTED_ERRORS
 from train.flags import parse_command_line
 
 EXIT_FAILED = 1
@@ -40,10 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run(config, arguments)
     except KeyboardInterrupt:
         return report_error("interrupted; the same command goes on where this one stopped", EXIT_INTERRUPTED)
-    except (RuntimeError, ValueError, OSError, ImportError) as error:
-        # One line is what the user of a command needs; who looks for a fault in the program finds the rest here.
-        if (Path(config.run_dir) / "run.json").exists():
-            (Path(config.run_dir) / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    except REPORTED_ERRORS as error:
+        # One line is what the user of a command needs; error.txt has the rest for who looks for a fault.
         return report_error(error, EXIT_FAILED)
     return 0
 
@@ -52,8 +49,10 @@ def _run(config: TrainConfig, arguments: Sequence[str]) -> None:
     # Imported here, so that a wrong flag is reported at once.
     from specjax.checkpoints.target import load_config
     from train import mesh, pipeline, plan
+    from train.inputs import check_inputs
 
     if config.dry_run:
+        check_inputs(config)
         print(plan.make_plan(config, load_config(config.target)))
         return
     mesh.start_processes(config.coordinator, config.num_processes, config.process_id)

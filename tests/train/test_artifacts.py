@@ -127,3 +127,44 @@ def test_a_damaged_record_is_named(config: TrainConfig) -> None:
     (run_dir / "run.json").write_text("{")
     with pytest.raises(ValueError, match=r"run\.json"):
         open_run_directory(config, [])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("config", None, "`config` must be an object; got None"),
+        ("config", {}, "`config` must hold the settings of the run; got {}"),
+        ("config_digest", 3, "`config_digest` must be a string; got 3"),
+        ("starts", "x", "`starts` must be a list; got 'x'"),
+        ("starts", [], "`starts` must begin with an object with a `time`; got []"),
+        ("starts", [{}], "`starts` must begin with an object with a `time`; got [{}]"),
+    ],
+)
+def test_a_record_says_which_field_is_damaged(config: TrainConfig, field: str, value: object, words: str) -> None:
+    run_dir = open_and_work(config, [])
+    record = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps({**record, field: value}))
+    with pytest.raises(RunError) as raised:
+        open_run_directory(config, [])
+    assert str(raised.value).startswith(f"{run_dir / 'run.json'}: {words}: the file is damaged; restore it")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("[]", "must hold a JSON object; got list"), ("{}", "`config` must be an object; got nothing")]
+)
+def test_a_record_of_another_form_is_damaged_and_not_another_configuration(
+    config: TrainConfig, text: str, words: str
+) -> None:
+    run_dir = open_and_work(config, [])
+    (run_dir / "run.json").write_text(text)
+    with pytest.raises((RunError, ValueError)) as raised:
+        open_run_directory(config, [])
+    assert str(raised.value).startswith(f"{run_dir / 'run.json'}: {words}")
+    assert (run_dir / "run.json").read_text() == text
+
+
+def test_a_file_in_the_place_of_a_folder_is_found_at_the_start(config: TrainConfig) -> None:
+    run_dir = open_and_work(config, [])
+    (run_dir / "checkpoints").touch()
+    with pytest.raises(RunError, match="checkpoints must be a directory; it is a file: move it away"):
+        open_run_directory(config, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -160,3 +161,41 @@ def test_another_structure_is_refused(checkpoints: Checkpoints) -> None:
     checkpoints.save(1, make_state(1), {})
     with pytest.raises(RunError, match=r"step 1 .* cannot be read"):
         checkpoints.restore(1, {"other": jnp.zeros(3)})
+
+
+def test_a_damaged_checkpoint_names_the_way_out(
+    folder: Path, checkpoints: Checkpoints, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step in (4, 6):
+        checkpoints.save(step, make_state(step), {})
+        shutil.rmtree(folder / str(step) / "state" / "d")
+    for step, rest in ((6, "go on from step 4"), (4, "train again from the start")):
+        with pytest.raises(RunError) as raised:
+            checkpoints.restore(step, make_state(0))
+        message = str(raised.value)
+        assert message.startswith(
+            f"the checkpoint of step {step} in {folder} cannot be read; remove {folder / str(step)} to {rest} ("
+        )
+        assert "\n" not in message
+    assert checkpoints.steps() == [4, 6]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_checkpoint_that_the_system_keeps_from_us_is_not_called_damaged(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.save(1, make_state(1), {})
+
+    def refused(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoints._manager, "restore", refused)
+    with pytest.raises(RunError, match=r"cannot be read: Permission denied$"):
+        checkpoints.restore(1, make_state(0))
+
+
+def test_a_file_in_the_place_of_the_folder_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder.touch()
+    with pytest.raises(RunError, match="checkpoints must be a directory; it is a file: move it away"):
+        Checkpoints(folder, keep=2)
+    assert capfd.readouterr().err == ""

@@ -121,3 +121,5 @@ def test_bad_text_files_are_named_with_their_line(tmp_path: Path, content: bytes
 def test_a_missing_text_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"absent\.txt: No such file"):
         load_text_examples(str(tmp_path / "absent.txt"), letters, 4, max_rows=0)
+    with pytest.raises(RunError, match="`--frequency_text` must be a readable file"):
+        load_text_examples(str(tmp_path / "absent.txt"), letters, 4, max_rows=0, flag="frequency_text")

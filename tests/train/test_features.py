@@ -174,3 +174,17 @@ def test_covariance_is_the_second_moment_at_supervised_tokens(target: Target) ->
     covariance = hidden_covariance(source, rows, max_rows=100, rows_at_once=2)
     hidden = np.asarray(source.read(np.arange(rows.num_rows))[1])[rows.loss_mask]
     np.testing.assert_allclose(covariance, hidden.T @ hidden / len(hidden), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows_done", ['"x"', "999", "-1", "1.0", "true", None])
+def test_a_manifest_is_not_believed_what_cannot_be(tmp_path: Path, rows_done: str | None) -> None:
+    cache = FeatureCache(tmp_path, {"k": 1}, (2, 4), (6, 2), "float32")
+    manifest = cache.folder / "manifest.json"
+    manifest.write_text("{}" if rows_done is None else f'{{"rows_done": {rows_done}}}')
+    with pytest.raises(
+        RunError, match=r"manifest\.json: `rows_done` must be a whole number from 0 to 2; got .*; remove the file"
+    ):
+        _ = FeatureCache(tmp_path, {"k": 1}, (2, 4), (6, 2), "float32").complete
+    manifest.write_text("[]")
+    with pytest.raises(ValueError, match=r"manifest\.json: must hold a JSON object; got list"):
+        _ = cache.rows_done

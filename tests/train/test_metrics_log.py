@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from train.artifacts import RunError
 from train.metrics_log import MetricsLog
 
 
@@ -43,3 +46,12 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     log.append({"step": 1, "loss": float("nan"), "loss_per_step": [1.0, float("inf")], "deep": {"x": -float("inf")}})
     log.close()
     assert read(path) == [{"step": 1, "loss": None, "loss_per_step": [1.0, None], "deep": {"x": None}}]
+
+
+def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    content = b'{"step": 1}\n{"step": \xff}\n'
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: must be UTF-8; got byte 0xff; remove the line"):
+        MetricsLog(path, last_step=1)
+    assert path.read_bytes() == content
