@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,13 @@ _HEAD = "lm_head.weight"
 # Checkpoints of other trainers may carry these; they say nothing that this drafter does not know.
 _OPTIONAL = ("embed_tokens.weight", "d2t", "t2d")
 _DRAFT_TO_TARGET, _TARGET_TO_DRAFT = "d2t", "t2d"
+_SIZES = (
+    "num_attention_heads",
+    "hidden_size",
+    "vocab_size",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 _SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -288,7 +296,12 @@ def _config_of(fields: Mapping[str, Any]) -> Eagle3Config:
     layers = own.get("feature_layers")
     if layers is None:
         layers = [layer - 1 for layer in fields["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
+    for name in _SIZES:
+        _check_size(name, fields[name])
     num_heads, width = fields["num_attention_heads"], fields["hidden_size"]
+    rope_theta = fields.get("rope_theta", 10000.0)
+    for name, value in (("rope_theta", rope_theta), ("rms_norm_eps", fields["rms_norm_eps"])):
+        _check_number(name, value)
     head = _head_config(own.get("head"), width, fields["vocab_size"], fields.get("draft_vocab_size"))
     return Eagle3Config(
         vocab_size=fields["vocab_size"],
@@ -300,13 +313,24 @@ def _config_of(fields: Mapping[str, Any]) -> Eagle3Config:
         target_hidden_size=fields.get("target_hidden_size") or width,
         feature_layers=tuple(layers),
         head=head,
-        rope_theta=fields.get("rope_theta", 10000.0),
+        rope_theta=rope_theta,
         rope_scaling=_rope_scaling(fields.get("rope_scaling")),
         rms_norm_eps=fields["rms_norm_eps"],
         max_position_embeddings=fields["max_position_embeddings"],
         num_valid_tokens=own.get("num_valid_tokens"),
         **{name: bool(fields.get(name, False)) for name in _SWITCHES},
     )
+
+
+def _check_size(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"`{name}` must be a positive integer; got {value!r}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    # Python's JSON reader takes NaN and Infinity; a NaN fails every comparison.
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+        raise ValueError(f"`{name}` must be a positive finite number; got {value!r}")
 
 
 def _head_config(own: Mapping[str, Any] | None, width: int, vocab_size: int, rows: int | None) -> HeadConfig:
@@ -332,7 +356,10 @@ def _rope_scaling(value: Mapping[str, Any] | None) -> RopeScaling | None:
     if value is None or kind in (None, "default"):
         return None
     known = {field.name for field in dataclasses.fields(RopeScaling)} - {"kind"}
-    return RopeScaling(kind=kind, **{key: item for key, item in value.items() if key in known})
+    settings = {key: item for key, item in value.items() if key in known and item is not None}
+    for key, item in settings.items():
+        _check_number(f"rope_scaling.{key}", item)
+    return RopeScaling(kind=kind, **settings)
 
 
 def _check_written(folder: Path, config: Eagle3Config, params: Params) -> None:

@@ -96,7 +96,8 @@ class Engine:
             drafter_params: its parameters.
             num_slots: requests decoded at the same time.
             cache_length: most tokens of a request, prompt included; at most the target's context.
-            draft_length: most drafted tokens in a row (L); 0 is plain decoding. Without a drafter it is 0.
+            draft_length: most drafted tokens in a row (L), below `cache_length`; 0 is plain decoding. Without a
+                drafter it is 0.
             num_drafts: independent drafts a step (K).
             verifier: registered name of the acceptance rule.
             shared_verifiers: rules to compile into one step, `verifier` among them: comparing rules then compiles
@@ -137,6 +138,9 @@ class Engine:
             )
         if drafter is None or draft_length == 0:
             drafter, drafter_params, draft_length, num_drafts = None, None, 0, 1
+        # Longer drafts never fit behind a prompt, and the tree of very long ones takes minutes to compile.
+        if draft_length >= cache_length:
+            raise ValueError(f"`draft_length` must be below `cache_length` ({cache_length}); got {draft_length}")
         tree = _make_tree(drafter, num_drafts, draft_length)
         verifiers = tuple(shared_verifiers) or (verifier,)
         if verifier not in verifiers:

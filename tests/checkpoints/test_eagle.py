@@ -301,6 +301,18 @@ def test_a_truncated_file_is_named(tmp_path):
         ({"num_hidden_layers": 2}, "`num_hidden_layers` of an EAGLE-3 drafter must be 1; got 2"),
         ({"num_key_value_heads": 3}, "config.json: `num_kv_heads` must divide `num_heads`; got 3 and 4"),
         ({"specjax": {"format_version": 2}}, "`specjax.format_version` must be 1; got 2"),
+        (
+            {"num_attention_heads": 0, "head_dim": None},
+            "config.json: `num_attention_heads` must be a positive integer; got 0",
+        ),
+        ({"vocab_size": "12"}, "config.json: `vocab_size` must be a positive integer; got '12'"),
+        ({"rms_norm_eps": "x"}, "config.json: `rms_norm_eps` must be a positive finite number; got 'x'"),
+        ({"rope_theta": float("nan")}, "config.json: `rope_theta` must be a positive finite number; got nan"),
+        ({"rope_theta": float("inf")}, "config.json: `rope_theta` must be a positive finite number; got inf"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": "4"}},
+            "config.json: `rope_scaling.factor` must be a positive finite number; got '4'",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_met_are_named(tmp_path, changes, message):

@@ -284,6 +284,8 @@ def test_no_requests_give_no_completions():
         ({"cache_length": 0}, "`cache_length` must be an integer of at least 1; got 0"),
         ({"cache_length": 65}, "`cache_length` must be at most the target's context of 64 tokens; got 65"),
         ({"draft_length": -1}, "`draft_length` must be an integer of at least 0; got -1"),
+        ({"draft_length": 48}, "`draft_length` must be below `cache_length` (48); got 48"),
+        ({"draft_length": 100000}, "`draft_length` must be below `cache_length` (48); got 100000"),
         ({"num_drafts": 0}, "`num_drafts` must be an integer of at least 1; got 0"),
         ({"num_drafts": 2}, "`verifier` 'token' uses one chain of drafts"),
         ({"verifier": "unheard_of"}, "`verifier` must be one of"),
