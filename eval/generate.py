@@ -2,6 +2,7 @@
 
 python -m eval.generate --run=RUN_DIR
 python -m eval.generate --run=RUN_DIR --prompt="What is a transformer?"
+python -m eval.generate --run=RUN_DIR < questions.txt > answers.txt
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from absl import flags
 
 from eval import command_flags
 from eval.command_line import run_command
+from eval.conversation import answer_lines, converse
 from eval.loading import NGRAM, LoadedSystem, load_command
 from eval.terminal import COLOR_CHOICES, Painter, use_color
 from specjax.decoding import Completion, Engine, Request, SamplingParams
@@ -24,8 +26,6 @@ from specjax.text.tokenizer import StreamDecoder
 # Readline makes the interactive prompt editable; some systems have none.
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401
-
-_HELP = "/new starts a new conversation, /exit or an empty line at the start ends"
 
 
 class Chat:
@@ -50,15 +50,22 @@ class Chat:
         self._painter = painter
         self._system = system
         self._turns = 0
+        self._compiled = False
         self.restart()
 
     def restart(self) -> None:
         """Forgets the conversation, the system message excepted."""
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
 
-    def warm_up(self) -> None:
-        """Compiles the step, so that the first answer's rate is a decoding rate."""
-        prompt = encode_prompt(self._target.tokenizer, self._target.chat_template, [{"role": "user", "content": "Hi"}])
+    def warm_up(self, text: str = "Hi") -> None:
+        """Compiles the step, so that the first answer's rate is a decoding rate, and reading prompts of this length.
+
+        Args:
+            text: a question; it is not remembered.
+        """
+        messages = [*self._messages, {"role": "user", "content": text}]
+        prompt = encode_prompt(self._target.tokenizer, self._target.chat_template, messages)
+        # A prompt that cannot be served compiles nothing here and is told when it is asked.
         self._engine.generate([Request("warm-up", tuple(prompt), SamplingParams(max_new_tokens=2))])
 
     def ask(self, text: str) -> Completion:
@@ -71,12 +78,18 @@ class Chat:
         messages = [*self._messages, {"role": "user", "content": text}]
         prompt = encode_prompt(self._target.tokenizer, self._target.chat_template, messages)
         request = Request(f"turn-{self._turns}", tuple(prompt), self._params)
+        compile_count = self._engine.compile_count
         completion = self._stream(request)
+        self._compiled = self._engine.compile_count > compile_count
         if completion.failed:
             raise ValueError(completion.finish_reason.partition(": ")[2])
         self._turns += 1
         self._messages = [*messages, {"role": "assistant", "content": completion.text}]
         return completion
+
+    def describe(self, completion: Completion) -> str:
+        """One line about the latest answer."""
+        return closing_line(completion, compiled=self._compiled)
 
     def _stream(self, request: Request) -> Completion:
         decoder = StreamDecoder(self._target.tokenizer)
@@ -88,6 +101,8 @@ class Chat:
                 last_source = source
             self._out.flush()
             completion = event.completion or completion
+        if completion is not None and completion.failed:
+            return completion
         self._out.write(self._painter.paint(decoder.finish(), last_source) + "\n")
         self._out.flush()
         if completion is None:
@@ -95,10 +110,14 @@ class Chat:
         return completion
 
 
-def closing_line(completion: Completion) -> str:
+def closing_line(completion: Completion, *, compiled: bool = False) -> str:
     """Tokens, rate and acceptance length of one answer.
 
     The rate is that of decoding: reading the prompt is told apart.
+
+    Args:
+        completion: the answer.
+        compiled: whether reading the prompt compiled something, which the line then says.
     """
     tokens, steps = len(completion.token_ids), len(completion.steps)
     seconds = completion.seconds - completion.prefill_seconds
@@ -109,6 +128,8 @@ def closing_line(completion: Completion) -> str:
         completion.finish_reason, ""
     )
     prompt = f"prompt of {len(completion.prompt_ids)} read in {completion.prefill_seconds:.2f} s"
+    if compiled:
+        prompt += ", compilation for this prompt length included"
     return f"[{tokens} tokens in {steps} steps{tau}{rate}; {prompt}{ended}]"
 
 
@@ -124,36 +145,16 @@ def choose_system(systems: Mapping[str, LoadedSystem]) -> LoadedSystem | None:
     return trained[0] if trained else systems.get(NGRAM)
 
 
-def converse(chat: Chat, painter: Painter, out: Any) -> None:
-    """Reads questions until the user ends."""
-    print(painter.dim(_HELP), file=out)
-    while True:
-        try:
-            text = input("> ").strip()
-        except EOFError:
-            print(file=out)
-            return
-        if text in ("", "/exit"):
-            return
-        if text == "/new":
-            chat.restart()
-            continue
-        try:
-            print(painter.dim(closing_line(chat.ask(text))), file=out)
-        except KeyboardInterrupt:
-            print(painter.dim("\n[stopped]"), file=out)
-        except ValueError as error:
-            print(f"error: {error}; /new starts a new conversation", file=sys.stderr)
-
-
-def main() -> None:
-    """The command."""
+def main() -> int:
+    """The command; 1 if a piped question could not be answered."""
     values = flags.FLAGS
     if values.ngram and (values.run or values.drafter):
         raise ValueError("`--ngram` has no effect beside a trained drafter; leave out one of them")
     color = use_color(values.color, sys.stdout)
     if values.prompt is not None and not values.prompt.strip():
         raise ValueError("`--prompt` must not be empty")
+    if values.prompt is None and sys.stdin is None:
+        raise ValueError("`--prompt` must be given where standard input is closed")
     params = SamplingParams(
         temperature=values.temperature,
         top_k=values.top_k,
@@ -173,22 +174,27 @@ def main() -> None:
     )
     painter = Painter(color)
     chat = Chat(target, engine, params, sys.stdout, painter, values.system)
+    piped = values.prompt is None and not sys.stdin.isatty()
     print(painter.dim("[compiling ...]"), file=sys.stderr)
-    chat.warm_up()
+    chat.warm_up(values.prompt or "Hi")
     drafts = system is not None and values.draft_length > 0
     if drafts and color:
-        print(painter.key())
+        # Standard output of a pipe holds answers and nothing else.
+        print(painter.key(), file=sys.stderr if piped else sys.stdout)
     if values.prompt is not None:
-        print(closing_line(chat.ask(values.prompt)), file=sys.stderr)
+        print(chat.describe(chat.ask(values.prompt)), file=sys.stderr)
+    elif piped:
+        return answer_lines(chat, sys.stdin.buffer, sys.stderr)
     else:
         converse(chat, painter, sys.stdout)
+    return 0
 
 
 def define_flags() -> None:
     """The command's flags; only a command defines any."""
     command_flags.define_source()
     flags.DEFINE_bool("ngram", False, "Draft by prompt lookup, for a target without a trained drafter.")
-    flags.DEFINE_string("prompt", None, "Ask this and end; without it, chat.")
+    flags.DEFINE_string("prompt", None, "Ask this and end; without it, chat, or answer each line of a pipe.")
     flags.DEFINE_string("system", None, "System message.")
     flags.DEFINE_integer("draft_length", 4, "Drafts a step; 0 is plain decoding.", lower_bound=0)
     flags.DEFINE_float("temperature", 0.0, "0 is greedy.")

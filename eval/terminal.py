@@ -9,6 +9,14 @@ from typing import Any
 _RESET = "\x1b[0m"
 _CODES = {"accepted": "\x1b[32m", "recovered": "\x1b[33m", "bonus": "\x1b[36m", "target": ""}
 _DIM = "\x1b[2m"
+# What a reader is told about each source of tokens, see `specjax.decoding.Completion.token_sources`.
+SOURCE_NAMES = {
+    "accepted": "accepted draft",
+    "recovered": "recovered after a rejection",
+    "bonus": "bonus after full acceptance",
+    # The last token that `max_new_tokens` allows is always of this kind: there is no room for a draft before it.
+    "target": "the target's own, nothing was drafted",
+}
 # Everything that could move the cursor or recolour the screen; newline and tab are text.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -56,9 +64,4 @@ class Painter:
         """One line that says which colour is what; nothing without colours."""
         if not self.color:
             return ""
-        names = (
-            ("accepted", "accepted draft"),
-            ("recovered", "recovered after a rejection"),
-            ("bonus", "bonus after full acceptance"),
-        )
-        return "  ".join(self.paint(text, source) for source, text in names)
+        return "  ".join(self.paint(text, source) for source, text in SOURCE_NAMES.items())

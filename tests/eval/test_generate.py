@@ -10,10 +10,11 @@ import jax
 import pytest
 
 from eval import generate
-from eval.generate import Chat, choose_system, closing_line, converse
+from eval.conversation import answer_lines, converse
+from eval.generate import Chat, choose_system, closing_line
 from eval.loading import LoadedSystem
-from eval.terminal import Painter, use_color
-from specjax.decoding import Completion, Engine, SamplingParams, StepRecord
+from eval.terminal import SOURCE_NAMES, Painter, use_color
+from specjax.decoding import Completion, Engine, Request, SamplingParams, StepRecord
 from specjax.testing.tiny_models import TabularDrafter
 
 
@@ -96,6 +97,47 @@ def test_conversation_ends_with_the_input(
     converse(own, Painter(False), out)
 
 
+def test_every_line_of_a_pipe_is_answered(chat_target: Any, engine: Engine) -> None:
+    own, out = chat(chat_target, engine)
+    remarks = io.StringIO()
+    lines = [b"\n", b"hello\r\n", b"  \n", b"hello " * 200 + b"\n", b"/new\n", b"hello"]
+    assert answer_lines(own, lines, remarks) == 1
+    told = remarks.getvalue()
+    assert told.count("> hello") == 3
+    assert told.count("tokens in") == 2
+    assert "error: standard input, line 4: `prompt_ids` must fit into the context" in told
+    # Both conversations begin alike, and a question without an answer leaves nothing behind.
+    answers = out.getvalue()
+    assert answers == 2 * answers[: len(answers) // 2]
+    assert answer_lines(own, [b"/new\n", b"hello\n", b"/exit\n", b"hello\n"], remarks) == 0
+    assert out.getvalue() == 3 * answers[: len(answers) // 2]
+
+
+def test_a_pipe_that_is_no_utf8_is_named(chat_target: Any, engine: Engine) -> None:
+    own, _ = chat(chat_target, engine)
+    with pytest.raises(ValueError, match="standard input, line 2: must be UTF-8 text; got invalid start byte"):
+        answer_lines(own, [b"\n", b"a\xff\n"], io.StringIO())
+
+
+def test_a_compilation_is_told_unless_the_prompt_warmed_up(chat_target: Any) -> None:
+    table = TabularDrafter(chat_target.config.vocab_size)
+    params = table.init_params(jax.random.key(3))
+    # A context that no other test has, so that nothing is compiled yet.
+    fresh = Engine(chat_target, table, params, cache_length=120, draft_length=2)
+    own, _ = chat(chat_target, fresh)
+    own.warm_up("hello")
+    assert "compilation" not in own.describe(own.ask("hello"))
+    own.restart()
+    assert "compilation" in own.describe(own.ask("hello world, " * 4))
+
+
+def test_a_token_without_room_for_a_draft_has_a_named_source(chat_target: Any, engine: Engine) -> None:
+    request = Request("a", (1, 2), SamplingParams(max_new_tokens=1))
+    (completion,) = engine.generate([request])
+    assert completion.token_sources == ("target",)
+    assert "target" in SOURCE_NAMES
+
+
 def test_closing_line_counts_decoding_apart_from_the_prompt() -> None:
     completion = Completion(
         "a",
@@ -113,6 +155,7 @@ def test_closing_line_counts_decoding_apart_from_the_prompt() -> None:
     empty = closing_line(Completion("a", (1,)))
     assert "0 tokens in 0 steps;" in empty
     assert "tau" not in empty
+    assert "read in 0.50 s, compilation for this prompt length included, cut" in closing_line(completion, compiled=True)
 
 
 def test_colour_is_chosen_by_flag_terminal_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +181,7 @@ def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
     assert Painter(True).paint("x", "accepted") == "\x1b[32mx\x1b[0m"
     assert Painter(True).paint("x", "target") == "x"
     assert Painter(False).key() == ""
+    assert Painter(True).key().endswith("  the target's own, nothing was drafted")
 
 
 def test_the_trained_drafter_comes_before_prompt_lookup() -> None:
