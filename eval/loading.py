@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from eval import files
 from eval.records import PLAIN
 from eval.run_directory import RunDirectory
 from specjax.checkpoints.eagle import load_drafter
@@ -16,6 +15,7 @@ from specjax.checkpoints.target import Target, load_target
 from specjax.drafters.eagle3 import Eagle3Drafter
 from specjax.drafters.language_model import LanguageModelDrafter, keep_layers
 from specjax.drafters.ngram import NgramDrafter
+from specjax.json_files import read_object
 
 NGRAM = "ngram"
 SELF_DRAFT = "self_draft"
@@ -99,7 +99,7 @@ def load_system(name: str, folder: pathlib.Path, target: Target) -> LoadedSystem
     """Loads an exported drafter and gives it the target's embedding.
 
     Raises:
-        ValueError: if its vocabulary or the width of its features is not the target's.
+        ValueError: if its vocabulary or the width of its features is not the target's, or its config.json is broken.
     """
     config, params = load_drafter(folder)
     for field, own, other in (
@@ -167,15 +167,29 @@ def format_layers(layers: Sequence[int]) -> str:
 
 
 def _parse_drafter(value: str) -> tuple[str, pathlib.Path]:
+    if not value.strip():
+        raise ValueError("`--drafter` must not be empty")
     name, equals, folder = value.partition("=")
-    path = pathlib.Path(folder if equals else value)
-    if not str(path) or (equals and not name):
+    # An empty path is the current folder to pathlib, which nobody means by an empty name.
+    if equals and not (name and folder):
         raise ValueError(f"`--drafter` must be FOLDER or NAME=FOLDER; got {value!r}")
+    path = pathlib.Path(folder if equals else value)
     return (name if equals else path.resolve().name), path
 
 
 def _recorded_target(folder: pathlib.Path) -> dict[str, Any]:
-    """What the export says about the target it was trained for; checkpoints of other trainers say nothing."""
-    own = files.read_json(folder / "config.json").get("specjax")
+    """What the export says about the target it was trained for; checkpoints of other trainers say nothing.
+
+    Raises:
+        ValueError: if a digest is no text.
+    """
+    path = folder / "config.json"
+    own = read_object(path).get("specjax")
     recorded = own.get("target") if isinstance(own, dict) else None
-    return recorded if isinstance(recorded, dict) else {}
+    if not isinstance(recorded, dict):
+        return {}
+    for field in ("digest", "template_digest"):
+        value = recorded.get(field)
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"{path}: `specjax.target.{field}` must be a text; got {value!r}")
+    return recorded

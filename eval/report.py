@@ -10,8 +10,9 @@ import pathlib
 
 from absl import flags
 
-from eval import files, report_decoding, report_sections
+from eval import files, report_decoding, report_sections, report_step_time
 from eval.command_line import run_command
+from eval.report_faults import FaultLog
 from eval.report_inputs import ReportInputs, read_inputs
 from eval.report_page import page
 
@@ -19,7 +20,8 @@ from eval.report_page import page
 def write_report(run_dir: str | pathlib.Path) -> pathlib.Path:
     """Writes `report.html` from the files of a run directory.
 
-    The page needs no network, no scripts and no other file. Parts whose files are missing are left out and named.
+    The page needs no network, no scripts and no other file. Parts whose files are missing, damaged or of another form
+    than this page reads are left out and named.
 
     Args:
         run_dir: directory of a training run; read: flags.txt, run.json, metrics.jsonl, eval/benchmark.json,
@@ -37,22 +39,34 @@ def write_report(run_dir: str | pathlib.Path) -> pathlib.Path:
 
 def render(inputs: ReportInputs) -> str:
     """The page as text."""
+    log = FaultLog()
+    title = log.build("the title", _title, inputs)
+    subtitle = log.build("the line below the title", _subtitle, inputs)
+    headline = log.build("the headline", report_sections.headline, inputs)
+    sections = [
+        log.build(name, builder, inputs)
+        for name, builder in (
+            ("Decoding", report_decoding.speed),
+            ("Where a step's time goes", report_step_time.step_time),
+            ("Training", report_sections.training),
+            ("Sample answers", report_sections.sample_text),
+            ("Settings", report_sections.settings),
+        )
+    ]
+
+    def missing(part: ReportInputs) -> str:
+        return report_sections.missing(part, log.lines)
+
+    # Twice: the warnings may be faulty as well, and the list must name that fault too.
+    log.build("the warnings", missing, inputs)
+    to_know = log.build("the warnings", missing, inputs)
+    heading = [f"<h1>{html.escape(title)}</h1>", f'<p class="soft">{html.escape(subtitle)}</p>']
+    return page(title, [*heading, headline, to_know, *sections])
+
+
+def _title(inputs: ReportInputs) -> str:
     target = (inputs.benchmark.get("target") or inputs.head_cost.get("target") or {}).get("name")
-    title = f"A draft model for {target}" if target else f"Run {inputs.run_dir.resolve().name}"
-    return page(
-        title,
-        [
-            f"<h1>{html.escape(title)}</h1>",
-            f'<p class="soft">{html.escape(_subtitle(inputs))}</p>',
-            report_sections.headline(inputs),
-            report_sections.missing(inputs),
-            report_decoding.speed(inputs),
-            report_sections.step_time(inputs),
-            report_sections.training(inputs),
-            report_sections.sample_text(inputs),
-            report_sections.settings(inputs),
-        ],
-    )
+    return f"A draft model for {target}" if target else f"Run {inputs.run_dir.resolve().name}"
 
 
 def _subtitle(inputs: ReportInputs) -> str:

@@ -80,16 +80,21 @@ def _read(inputs: ReportInputs, path: str, consequence: str) -> Any:
 def _read_flags(inputs: ReportInputs) -> None:
     try:
         inputs.flags = read_flags(inputs.run_dir / "flags.txt")
-    except (OSError, UnicodeDecodeError):
+    except FileNotFoundError:
         inputs.missing.append("flags.txt is missing: no table of settings")
+    except (OSError, ValueError) as error:
+        inputs.missing.append(f"flags.txt cannot be read ({error}): no table of settings")
 
 
 def _read_metrics(inputs: ReportInputs) -> None:
     path = inputs.run_dir / "metrics.jsonl"
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
+    except FileNotFoundError:
         inputs.missing.append("metrics.jsonl is missing: no loss and acceptance curves")
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        inputs.missing.append(f"metrics.jsonl cannot be read ({error}): no loss and acceptance curves")
         return
     damaged = 0
     for line in text.splitlines():

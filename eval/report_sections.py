@@ -9,19 +9,17 @@ from typing import Any
 
 from eval import charts
 from eval.report_decoding import best_row, results
-from eval.report_format import compact, decimal, interval, percent, short, times
+from eval.report_format import compact, decimal, interval, short, times
 from eval.report_inputs import ReportInputs
 from eval.report_page import (
-    GREY,
     PALETTE,
-    PART_COLORS,
     card,
     figure,
     legend,
     names_table,
     section,
-    table,
 )
+from eval.terminal import SOURCE_NAMES
 
 _MAX_POINTS = 240
 
@@ -105,62 +103,11 @@ def training(inputs: ReportInputs) -> str:
     return section("Training", cards)
 
 
-def step_time(inputs: ReportInputs) -> str:
-    """Where the time of a step goes, and what heads cost."""
-    steps = [row for row in inputs.head_cost.get("steps", []) if row.get("parts")]
-    stacks = [
-        charts.Stack(
-            label=row["label"],
-            parts=[(name, 1e3 * value, PART_COLORS.get(name, GREY)) for name, value in row["parts"].items()],
-        )
-        for row in steps
-    ]
-    used = [name for name in PART_COLORS if any(name in row["parts"] for row in steps)]
-    heads = table(
-        ("head", "rank", "weights", "ms a call", "nu", "byte ratio", "of drafting", "kappa"),
-        [
-            (
-                head["name"],
-                str(head["rank"] or "-"),
-                charts.number(head["num_params"]),
-                decimal(1e3 * head["seconds"], 3),
-                decimal(head["nu"], 3),
-                decimal(head["byte_ratio"], 3),
-                percent(head.get("share_of_drafting")),
-                decimal(head.get("kappa")),
-            )
-            for head in inputs.head_cost.get("heads", [])
-        ],
-    )
-    cards = [
-        card(
-            "Time of one step",
-            charts.stacked_chart(stacks, title="Time of one step by part", unit="ms"),
-            legend=legend([(name, PART_COLORS[name], "box") for name in used]),
-            note="Each part timed as its own jitted function; host is what the whole step takes beyond them.",
-        ),
-        card(
-            "Draft heads",
-            heads,
-            note="nu is the head's time over the full head's, the byte ratio its floor where reading weights is all "
-            "that counts. kappa is all head calls of a step over the rest of it.",
-        ),
-    ]
-    return section("Where a step's time goes", cards)
-
-
 def sample_text(inputs: ReportInputs) -> str:
     """Answers with the origin of each token as colour."""
     if not inputs.samples:
         return ""
-    key = "".join(
-        f'<span class="key {name}">{text}</span> '
-        for name, text in (
-            ("accepted", "accepted draft"),
-            ("recovered", "recovered after a rejection"),
-            ("bonus", "bonus after full acceptance"),
-        )
-    )
+    key = "".join(f'<span class="key {name}">{html.escape(text)}</span> ' for name, text in SOURCE_NAMES.items())
     cards = []
     for sample in inputs.samples:
         spans = "".join(
@@ -219,8 +166,8 @@ def settings(inputs: ReportInputs) -> str:
     return section("Settings", parts)
 
 
-def missing(inputs: ReportInputs) -> str:
-    """What is not there, and warnings of the measurements."""
+def missing(inputs: ReportInputs, faults: Sequence[str] = ()) -> str:
+    """What is not there or not of a known form (`faults`), and warnings of the measurements."""
     warnings = list(inputs.benchmark.get("warnings", [])) + list(inputs.head_cost.get("warnings", []))
     for row in results(inputs):
         for divergence in (row.get("equals_plain") or {}).get("divergences", []):
@@ -228,7 +175,7 @@ def missing(inputs: ReportInputs) -> str:
                 f"{row['label']}: the answer to {divergence['question_id']} parts from plain decoding at token "
                 f"{divergence['position']}, where the target's two top logits differ by {divergence['gap']:.2g}"
             )
-    lines = warnings + inputs.missing
+    lines = [*warnings, *inputs.missing, *faults]
     if not lines:
         return ""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)

@@ -24,6 +24,7 @@ class RunDirectory:
 
         Raises:
             FileNotFoundError: if there is no such directory or it holds no flags.txt.
+            ValueError: if its flags.txt is not UTF-8 text.
         """
         path = pathlib.Path(path)
         if not path.is_dir():
@@ -62,9 +63,18 @@ class RunDirectory:
 
 
 def read_flags(path: pathlib.Path) -> dict[str, str]:
-    """Settings of a flagfile by name; `--name` is "true", `--noname` is name "false"."""
+    """Settings of a flagfile by name; `--name` is "true", `--noname` is name "false".
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not UTF-8 text; the message names the file.
+    """
     settings: dict[str, str] = {}
-    for line in path.read_text("utf-8").splitlines():
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from None
+    for line in text.splitlines():
         line = line.strip()
         if not line.startswith("-"):
             continue

@@ -44,6 +44,11 @@ def test_drafters_have_names_of_their_own(run_directory: pathlib.Path) -> None:
         load(target=model, drafters=[f"plain={export}"])
     with pytest.raises(ValueError, match="must be FOLDER or NAME=FOLDER"):
         load(target=model, drafters=[f"={export}"])
+    with pytest.raises(ValueError, match="must be FOLDER or NAME=FOLDER; got 'a='"):
+        load(target=model, drafters=["a="])
+    for empty in ("", " "):
+        with pytest.raises(ValueError, match="`--drafter` must not be empty"):
+            load(target=model, drafters=[empty])
     with pytest.raises(FileNotFoundError, match="no exported drafter at"):
         load(target=model, drafters=["a=/none"])
 
@@ -77,6 +82,18 @@ def test_case_e6_a_drafter_of_other_weights_or_another_template_is_told(
     del fields["specjax"]["target"]
     (folder / "config.json").write_text(json.dumps(fields))
     assert load_system("slim", folder, chat_target).template_digest is None
+
+
+@pytest.mark.parametrize("field", ["digest", "template_digest"])
+def test_a_digest_that_is_no_text_is_named(
+    run_directory: pathlib.Path, chat_target: Any, tmp_path: pathlib.Path, field: str
+) -> None:
+    folder = shutil.copytree(run_directory / "export", tmp_path / "export")
+    fields = json.loads((folder / "config.json").read_text())
+    fields["specjax"]["target"] = {field: 5}
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=rf"config\.json: `specjax\.target\.{field}` must be a text; got 5"):
+        load_system("slim", folder, chat_target)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import pathlib
 import re
@@ -13,6 +14,9 @@ import pytest
 from eval.report import write_report
 from eval.report_inputs import read_inputs
 from eval.report_sections import thin
+from eval.run_directory import RunDirectory
+from eval.terminal import SOURCE_NAMES
+from specjax.decoding.request import SOURCE_ACCEPTED, SOURCE_BONUS, SOURCE_RECOVERED, SOURCE_TARGET
 
 
 def estimate(value: float) -> dict[str, float]:
@@ -223,3 +227,80 @@ def test_thinning_keeps_means() -> None:
     assert len(thinned) == 100
     assert thinned[0] == (4.5, 0.5)
     assert thin(points[:50], 100) == points[:50]
+
+
+FIELD_OF_ANOTHER_KIND = [{**BENCHMARK["results"][1], "temperature": "warm"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("eval/benchmark.json", '{"results": [{}]}', "a record lacks `system`): left out of Decoding"),
+        ("eval/benchmark.json", '{"results": 5}', "left out of the headline"),
+        ("eval/benchmark.json", json.dumps({"results": FIELD_OF_ANOTHER_KIND}), "a value is of the wrong kind"),
+        ("eval/benchmark.json", '{"target": 5}', "left out of the title"),
+        ("eval/benchmark.json", json.dumps(BENCHMARK | {"warnings": 5}), "left out of the warnings"),
+        ("eval/head_cost.json", '{"steps": [{"parts": 5}]}', "left out of Where a step"),
+        ("eval/samples.json", "[{}]", "a record lacks `pieces`): left out of Sample answers"),
+        ("eval/samples.json", "[1]", "left out of Sample answers"),
+        (
+            "metrics.jsonl",
+            '{"kind": "train", "step": 1, "acceptance_per_step": 5}',
+            "left out of Training",
+        ),
+    ],
+)
+def test_a_file_of_another_form_is_one_line_and_the_others_stay(
+    run_dir: pathlib.Path, name: str, text: str, line: str
+) -> None:
+    (run_dir / name).write_text(text)
+    page = html.unescape(write_report(run_dir).read_text("utf-8"))
+    (told,) = [item for item in re.findall("<li>(.*?)</li>", page) if line in item]
+    assert told.startswith(f"{name} has an unknown form (")
+    own = {"eval/benchmark.json": "Decoding", "eval/head_cost.json": "Where a step", "eval/samples.json": "Sample"}
+    for heading in {"Decoding", "Where a step", "Training", "Sample", "Settings"} - {own.get(name, "Training")}:
+        assert f"<h2>{heading}" in page
+
+
+def test_a_machine_of_another_form_costs_its_own_lines_alone(run_dir: pathlib.Path) -> None:
+    (run_dir / "eval" / "benchmark.json").write_text(json.dumps(BENCHMARK | {"machine": {"cpus": 2}}))
+    page = html.unescape(write_report(run_dir).read_text("utf-8"))
+    problem = (
+        "eval/benchmark.json has an unknown form (a record lacks `num_cpus`): left out of the line below the title"
+    )
+    assert problem in page
+    assert "(a record lacks `num_devices`): left out of Settings" in page
+    assert "low-rank head of rank 8, 100 training steps" in page
+    assert "<h2>Decoding" in page
+
+
+def test_several_faulty_files_are_all_named(run_dir: pathlib.Path) -> None:
+    (run_dir / "eval" / "benchmark.json").write_text('{"results": 5}')
+    (run_dir / "eval" / "head_cost.json").write_text('{"steps": 5, "heads": [1]}')
+    page = html.unescape(write_report(run_dir).read_text("utf-8"))
+    assert "eval/benchmark.json has an unknown form" in page
+    assert "eval/head_cost.json has an unknown form" in page
+    assert "<h2>Training" in page
+
+
+def test_settings_that_are_no_utf8_are_not_called_missing(run_dir: pathlib.Path) -> None:
+    (run_dir / "flags.txt").write_bytes(b"--head=\xff\n")
+    with pytest.raises(ValueError, match=r"flags\.txt: not UTF-8 text: invalid start byte at byte 7"):
+        RunDirectory.open(run_dir)
+    page = write_report(run_dir).read_text("utf-8")
+    assert "flags.txt cannot be read" in page
+    assert "flags.txt is missing" not in page
+
+
+def test_time_that_the_parts_do_not_explain_may_be_negative(run_dir: pathlib.Path) -> None:
+    changed = json.loads(json.dumps(HEAD_COST))
+    changed["steps"][0]["measured_step_seconds"] = 0.0295
+    (run_dir / "eval" / "head_cost.json").write_text(json.dumps(changed))
+    page = write_report(run_dir).read_text("utf-8")
+    assert "<td>slim L=1</td><td>31.00</td><td>29.50</td><td>-1.50</td>" in page
+
+
+def test_the_key_of_sample_text_names_every_source(run_dir: pathlib.Path) -> None:
+    page = html.unescape(write_report(run_dir).read_text("utf-8"))
+    for source in SOURCE_ACCEPTED, SOURCE_RECOVERED, SOURCE_BONUS, SOURCE_TARGET:
+        assert f'<span class="key {source}">{SOURCE_NAMES[source]}</span>' in page
