@@ -281,6 +281,7 @@ def main() -> int:
     draft_lengths = int_list("draft_lengths", values.draft_lengths, minimum=1)
     temperatures = float_list("temperatures", values.temperatures, minimum=0.0)
     verification.get_verifier(values.verifier)  # a wrong name is said before minutes of loading
+    folder = command_flags.output_folder()
     questions = _questions()
     target, systems = _load()
     with tqdm(desc="measuring", unit="group", disable=not sys.stderr.isatty()) as bar:
@@ -312,7 +313,6 @@ def main() -> int:
     print_results(result)
     for warning in result["warnings"]:
         print(f"warning: {warning}", file=sys.stderr)
-    folder = command_flags.output_folder()
     if folder is not None:
         print(write_benchmark(result, folder))
     return 0
@@ -362,7 +362,7 @@ def define_flags() -> None:
         "Compare rules on one drafter, at all numbers of drafts, lengths and temperatures: names, or all.",
     )
     flags.DEFINE_integer("repeats", 1, "Timed runs of each prompt.")
-    flags.DEFINE_integer("seed", 0, "Seed of the first question.")
+    flags.DEFINE_integer("seed", 0, "Seed of the first question.", lower_bound=0)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from typing import Any
 
 from absl import flags
 
 from eval.run_directory import RunDirectory
+
+# Beside the run's own measurement, which its report shows and no command replaces unasked.
+_OWN_RESULTS = "eval/commands"
 
 
 def define_target(target: str | None, *, dtype: str | None) -> None:
@@ -39,14 +43,32 @@ def source_arguments() -> dict[str, Any]:
 def define_output() -> None:
     """The flag that says where results go."""
     flags.DEFINE_string(
-        "output_dir", None, "Folder for result files; eval/ of the run directory by default, none without one."
+        "output_dir",
+        None,
+        f"Folder for result files; {_OWN_RESULTS} of the run directory by default, none without one.",
     )
 
 
 def output_folder() -> pathlib.Path | None:
-    """Folder for result files, or None to write none."""
+    """Folder for result files, made if it is not there, or None to write none.
+
+    Commands ask for it before they measure: a folder that cannot be written must not cost the measurement.
+
+    Raises:
+        ValueError: if there can be no such folder.
+    """
     values = flags.FLAGS
-    if values.output_dir is not None:
-        return pathlib.Path(values.output_dir)
     run = values["run"].value if "run" in values else None
-    return None if run is None else RunDirectory.open(run).results
+    if values.output_dir is not None:
+        folder = pathlib.Path(values.output_dir)
+    elif run is not None:
+        folder = RunDirectory.open(run).path / _OWN_RESULTS
+    else:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"`--output_dir` must be a folder; {folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"`--output_dir` must be a folder that can be written; got {folder}")
+    return folder

@@ -34,6 +34,11 @@ def run_command(main: Callable[[], int | None]) -> None:
         else:
             sys.exit(status or 0)
 
+    # absl's --help lists flags of the main file alone; those that commands share are defined elsewhere.
+    for module, own in list(flags.FLAGS.flags_by_module_dict().items()):
+        if module.startswith("eval."):
+            for flag in own:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     # JAX tells at INFO level which accelerators are not there; standard error is for what a user must know.
     logging.getLogger("jax").setLevel(logging.WARNING)
     app.run(wrapped, flags_parser=_parse_flags)

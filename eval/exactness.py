@@ -23,7 +23,7 @@ from eval.command_line import int_list, run_command
 from eval.configuration_log import ConfigurationLog, settings_digest
 from eval.divergence import Divergence, find_divergence
 from eval.loading import load_command
-from eval.provenance import describe_run, describe_system, describe_target
+from eval.provenance import describe_run, describe_system, describe_target, source_digest
 from eval.questions import Question, load_questions, spread
 from eval.records import PLAIN
 from eval.replay import ReplayDrafter, replay_texts
@@ -96,6 +96,8 @@ def check_exactness(
                 "prompts_digest": prompts_digest,
                 "target": describe_target(target),
                 "jax": jax.__version__,
+                # Rows of other code say nothing about this one.
+                "source": source_digest(),
                 **(identity or {}),
             },
         )
@@ -212,6 +214,9 @@ def main() -> int:
     values = flags.FLAGS
     draft_lengths = int_list("draft_lengths", values.draft_lengths, minimum=1)
     batch_sizes = int_list("batch_sizes", values.batch_sizes, minimum=1)
+    if values.replay is not None and not 0 <= values.replay < 1:
+        raise ValueError(f"`--replay` must be at least 0 and below 1; got {values.replay}")
+    folder = command_flags.output_folder()
     if values.questions is not None:
         questions = load_questions(values.questions)
     else:
@@ -222,7 +227,6 @@ def main() -> int:
         for question in spread(questions, values.num_questions or None)
     ]
     print_header()
-    folder = command_flags.output_folder()
     result = check_exactness(
         target,
         {name: (system.drafter, system.params) for name, system in systems.items()},
@@ -249,7 +253,7 @@ def define_flags() -> None:
     command_flags.define_source()
     command_flags.define_output()
     flags.DEFINE_bool("ngram", True, "Check prompt lookup as well.")
-    flags.DEFINE_float("replay", None, "Also draft the plain answers with this share of wrong tokens.")
+    flags.DEFINE_float("replay", None, "Also draft the plain answers with this share of wrong tokens, in [0, 1).")
     flags.DEFINE_string("questions", None, "File of questions in MT-Bench's form; shipped held-out prompts by default.")
     flags.DEFINE_integer("num_questions", 12, "Prompts, in turn from every kind; 0 takes all.", lower_bound=0)
     flags.DEFINE_list("draft_lengths", ["1", "2", "4", "8"], "Drafts a step.")

@@ -255,6 +255,7 @@ def main() -> None:
     """The command."""
     values = flags.FLAGS
     draft_lengths = int_list("draft_lengths", values.draft_lengths, minimum=1)
+    folder = command_flags.output_folder()
     target, systems = load_command(**command_flags.source_arguments(), ngram=values.ngram)
     prompts = spread([Question(p.id, p.kind, p.turns[:1]) for p in load_prompts("held_out")], values.num_questions)
     result = measure_head_cost(
@@ -268,7 +269,6 @@ def main() -> None:
         on_progress=lambda text: print(f"timing: {text}", file=sys.stderr),
     )
     print_head_cost(result)
-    folder = command_flags.output_folder()
     if folder is not None:
         print(write_head_cost(result, folder))
 
@@ -279,10 +279,10 @@ def define_flags() -> None:
     command_flags.define_output()
     flags.DEFINE_bool("ngram", True, "Measure prompt lookup as well.")
     flags.DEFINE_list("draft_lengths", ["1", "2", "4"], "Drafts a step.")
-    flags.DEFINE_integer("num_slots", 1, "Rows decoded side by side.")
-    flags.DEFINE_integer("num_questions", 6, "Shipped held-out prompts for acceptance and wall clock.")
-    flags.DEFINE_integer("max_new_tokens", 64, "Longest answer.")
-    flags.DEFINE_integer("num_steps", 24, "Timed steps of each dissection.")
+    flags.DEFINE_integer("num_slots", 1, "Rows decoded side by side.", lower_bound=1)
+    flags.DEFINE_integer("num_questions", 6, "Shipped held-out prompts for acceptance and wall clock.", lower_bound=1)
+    flags.DEFINE_integer("max_new_tokens", 64, "Longest answer.", lower_bound=1)
+    flags.DEFINE_integer("num_steps", 24, "Timed steps of each dissection.", lower_bound=1)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ def answer(target: Any, questions: Sequence[Question], max_new_tokens: int, num_
 def main() -> None:
     """The command."""
     values = flags.FLAGS
+    folder = command_flags.output_folder()
     temperatures = float_list("temperatures", values.temperatures, minimum=0.0)
     if min(temperatures) == 0:
         raise ValueError("`--temperatures` must be above 0; the column top-1 is temperature 0")
@@ -148,7 +149,6 @@ def main() -> None:
         overlaps = "  ".join(f"{share:6.3f}" for share in found["overlap"])
         print(f"{len(kept):>6}  {found['top_1']:5.3f}  {overlaps}  {format_layers(kept)}", flush=True)
         rows.append({"layers": format_layers(kept), "num_layers": len(kept), **found})
-    folder = command_flags.output_folder()
     if folder is not None:
         result = {"kind": "layer_choice", **describe_run(), "target": describe_target(target)}
         result |= {"temperatures": list(temperatures), "rows": rows}

@@ -15,6 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
+import pallas_kernels
+import specjax
+
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "specjax")
 
 
@@ -29,6 +32,17 @@ def params_digest(params: Any) -> str:
         digest.update(f"{jax.tree_util.keystr(path)}{array.shape}{array.dtype}".encode())
         # uint8 view: hashlib takes no bfloat16 buffers.
         digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def source_digest() -> str:
+    """SHA-256 over the names and texts of all source files that decode: those of `specjax` and `pallas_kernels`."""
+    digest = hashlib.sha256()
+    for package in (specjax, pallas_kernels):
+        (folder,) = map(pathlib.Path, package.__path__)
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{package.__name__}/{path.relative_to(folder).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -322,6 +322,7 @@ def print_ratios(ratios: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """The command."""
     values = flags.FLAGS
+    folder = command_flags.output_folder()
     target = load_target(values.target, dtype=values.dtype, cache_dir=values.cache_dir)
     result = measure_speed(
         target,
@@ -333,7 +334,6 @@ def main() -> None:
         on_progress=lambda text: print(f"timing: {text}", file=sys.stderr),
     )
     print_ratios(result["ratios"])
-    folder = command_flags.output_folder()
     if folder is not None:
         print(files.write_json(folder / "speed.json", result))
 

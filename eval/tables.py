@@ -13,7 +13,7 @@ def print_results(result: Mapping[str, Any], file: Any = None) -> None:
     for row in result["results"]:
         acceptance, speed = row["acceptance"], row.get("speed_up")
         print(
-            f"{row['system'][:14]:<14}{row['draft_length']:>3}{row['temperature']:>5.1f}"
+            f"{row['system'][:14]:<14}{row['draft_length']:>3}{row['temperature']:>5.3g}"
             f"  {_number(acceptance['acceptance_length'], 5)} {_interval(acceptance['acceptance_length_interval'])}"
             f"  {_number(row['tokens_per_second']['value'], 7, 1)}"
             f"  {_number(speed['value'] if speed else None, 8)} {_interval(speed)}"

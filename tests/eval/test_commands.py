@@ -62,6 +62,8 @@ SLOW_MISTAKES = [
     ("generate", ("--target=t", "--temperature=-1"), "`temperature` must be at least 0"),
     ("generate", ("--run={tmp}", "--ngram"), "`--ngram` has no effect"),
     ("exactness", ("--target=t", "--batch_sizes=0"), "`--batch_sizes` must be at least 1"),
+    ("exactness", ("--target=t", "--replay=nan"), "`--replay` must be at least 0 and below 1; got nan"),
+    ("head_cost", ("--target=t", "--max_new_tokens=-4"), "flag --max_new_tokens=-4"),
 ]
 
 
@@ -119,17 +121,35 @@ def test_run_directory_names_what_it_lacks(tmp_path: pathlib.Path) -> None:
         _ = RunDirectory.open(tmp_path).target
 
 
+def test_help_lists_the_flags_that_commands_share() -> None:
+    _, out, error = ends(start("head_cost", "--help"))
+    for name in ("run", "target", "drafter", "dtype", "cache_dir", "output_dir", "draft_lengths"):
+        assert f"--{name}" in out.replace("--[no]", "--"), error
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    status, out, error = ends(start("head_cost", "--target=none", f"--output_dir={tmp_path / 'file'}"))
+    assert (status, out) == (1, "")
+    assert error == f"error: `--output_dir` must be a folder; {tmp_path / 'file'} cannot be made: File exists\n"
+
+
 @pytest.mark.slow
 def test_commands_work_on_a_run_directory(run_directory: pathlib.Path, tmp_path: pathlib.Path) -> None:
     run = shutil.copytree(run_directory, tmp_path / "run")
     short = ("--draft_lengths=2", "--max_new_tokens=8", "--num_questions=2")
     status, out, error = ends(start("benchmark", f"--run={run}", *short))
     assert (status, error) == (0, "")
-    assert out.splitlines()[-1] == str(run / "eval" / "benchmark.json")
+    assert out.splitlines()[-1] == str(run / "eval" / "commands" / "benchmark.json")
+    # The run's own measurement is another file; the report shows that.
+    assert not (run / "eval" / "benchmark.json").exists()
+    shutil.copy(run / "eval" / "commands" / "benchmark.json", run / "eval")
+    shutil.copy(run / "eval" / "commands" / "samples.json", run / "eval")
     status, out, error = ends(start("exactness", f"--run={run}", "--batch_sizes=1", *short))
     assert (status, error) == (0, "")
     assert "2/2" in out
-    status, out, error = ends(start("head_cost", f"--run={run}", "--num_steps=2", "--nongram", *short))
+    own = ("--nongram", f"--output_dir={run / 'eval'}")
+    status, out, error = ends(start("head_cost", f"--run={run}", "--num_steps=2", *own, *short))
     assert status == 0, error
     status, out, error = ends(
         start("generate", f"--run={run}", "--prompt=hello", "--max_new_tokens=8", "--color=always", "--draft_length=2")

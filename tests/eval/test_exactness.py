@@ -99,6 +99,10 @@ def test_a_log_keeps_what_was_checked(
     made.clear()
     check_exactness(target, systems, PROMPTS, draft_lengths=(1,), **sizes, identity={"drafter": "another"})
     assert made == [0, 1]
+    made.clear()
+    monkeypatch.setattr(exactness, "source_digest", lambda: "other code")
+    check_exactness(target, systems, PROMPTS, draft_lengths=(1,), **sizes)
+    assert made == [0, 1]
 
 
 def test_replayed_answers_have_every_number_of_drafts_accepted(target: Any) -> None:
