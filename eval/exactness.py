@@ -26,7 +26,7 @@ from eval.loading import load_command
 from eval.provenance import describe_run, describe_system, describe_target, source_digest
 from eval.questions import Question, load_questions, spread
 from eval.records import PLAIN
-from eval.replay import ReplayDrafter, replay_texts
+from eval.replay import ReplayDrafter, check_error_rate, replay_texts
 from specjax.decoding import Completion, Engine, Request, SamplingParams
 from specjax.text.chat_template import encode_prompt
 from specjax.text.prompts import load_prompts
@@ -71,8 +71,8 @@ def check_exactness(
     """
     if not prompts:
         raise ValueError("`prompts` must hold at least one prompt")
-    if replay is not None and not 0 <= replay < 1:
-        raise ValueError(f"`replay` must be at least 0 and below 1; got {replay}")
+    if replay is not None:
+        check_error_rate("replay", replay)
     if cache_length is None:
         longest = max(len(prompt) for prompt in prompts) + max_new_tokens
         cache_length = min(longest, target.config.max_position_embeddings)
@@ -214,8 +214,8 @@ def main() -> int:
     values = flags.FLAGS
     draft_lengths = int_list("draft_lengths", values.draft_lengths, minimum=1)
     batch_sizes = int_list("batch_sizes", values.batch_sizes, minimum=1)
-    if values.replay is not None and not 0 <= values.replay < 1:
-        raise ValueError(f"`--replay` must be at least 0 and below 1; got {values.replay}")
+    if values.replay is not None:
+        check_error_rate("--replay", values.replay)
     folder = command_flags.output_folder()
     if values.questions is not None:
         questions = load_questions(values.questions)

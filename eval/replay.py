@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
-from specjax.drafters.base import ToLaws
+from specjax.drafters.base import ToLaws, one_hot_proposal
 from specjax.drafters.ngram import NgramDrafter, NgramState
 from specjax.types import DraftTree, Proposal
 
@@ -38,25 +38,28 @@ class ReplayDrafter(NgramDrafter):
         to_laws: ToLaws,
     ) -> tuple[Proposal, NgramState]:
         """Copies the known text's next tokens; depth 0 where no known text begins as the row does."""
-        known, drafts = params["known"], params["drafts"]
         slots = jnp.arange(state.history.shape[1], dtype=jnp.int32)
-        fits = jnp.pad(known, ((0, 0), (0, max(0, len(slots) - known.shape[1]))), constant_values=-1)[:, : len(slots)]
-        same = (fits == state.history[:, None]) | (slots >= state.count[:, None, None])
-        same = same.all(axis=2)
+        known = params["known"].at[:, slots].get(mode="fill", fill_value=-1)
+        same = ((known == state.history[:, None]) | (slots >= state.count[:, None, None])).all(axis=2)
         text, found = jnp.argmax(same, axis=1), same.any(axis=1)
         ahead = state.count[:, None] + jnp.arange(tree.max_depth, dtype=jnp.int32)
-        tokens = jnp.where(
-            ahead < drafts.shape[1], drafts[text[:, None], jnp.minimum(ahead, drafts.shape[1] - 1)], jnp.int32(0)
-        )
-        # One-hot at the drafted token.
-        laws = jnp.where(jnp.arange(self.vocab_size, dtype=jnp.int32) == tokens[..., None], jnp.float32(0), -jnp.inf)
-        proposal = Proposal(
-            tokens=jnp.concatenate((last_token[:, None].astype(jnp.int32), tokens), axis=1),
-            draft_log_laws=laws,
-            max_depth=jnp.where(found, jnp.minimum(max_depth, tree.max_depth), 0).astype(jnp.int32),
-            tree=tree,
-        )
-        return proposal, state
+        drafts = params["drafts"].at[text[:, None], ahead].get(mode="fill", fill_value=0)
+        depth = jnp.where(found, jnp.minimum(max_depth, tree.max_depth), 0)
+        return one_hot_proposal(last_token, drafts, depth, tree, self.vocab_size), state
+
+
+def check_error_rate(name: str, value: float) -> None:
+    """Refuses what is no share of wrong tokens.
+
+    Args:
+        name: of the setting, for the message.
+        value: what it was given.
+
+    Raises:
+        ValueError: unless 0 <= `value` < 1.
+    """
+    if not 0 <= value < 1:
+        raise ValueError(f"`{name}` must be at least 0 and below 1; got {value}")
 
 
 def replay_texts(
@@ -78,8 +81,7 @@ def replay_texts(
     """
     if not texts:
         raise ValueError("`texts` must hold at least one text")
-    if not 0 <= error_rate < 1:
-        raise ValueError(f"`error_rate` must be at least 0 and below 1; got {error_rate}")
+    check_error_rate("error_rate", error_rate)
     random = np.random.default_rng(seed)
     known = np.full((len(texts), max(map(len, texts))), -1, np.int32)
     for row, text in enumerate(texts):

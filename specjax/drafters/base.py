@@ -126,6 +126,23 @@ def prepare(drafter: Drafter, params: Any) -> Any:
     return params if method is None else method(params)
 
 
+def one_hot_proposal(
+    last_token: Int[Array, "batch"],
+    drafts: Int[Array, "batch depth"],
+    max_depth: Int[Array, "batch"],
+    tree: DraftTree,
+    vocab_size: int,
+) -> Proposal:
+    """A chain of tokens that are no random draws, each with a one-hot law; rows use their first `max_depth` ones."""
+    tokens = jnp.arange(vocab_size, dtype=jnp.int32)
+    return Proposal(
+        tokens=jnp.concatenate((last_token[:, None].astype(jnp.int32), drafts), axis=1),
+        draft_log_laws=jnp.where(tokens == drafts[..., None], jnp.float32(0), -jnp.inf),
+        max_depth=max_depth.astype(jnp.int32),
+        tree=tree,
+    )
+
+
 def empty_proposal(last_token: Int[Array, "batch"], tree: DraftTree, vocab_size: int) -> Proposal:
     """A proposal without drafts: every node below the root is absent."""
     batch = last_token.shape[0]

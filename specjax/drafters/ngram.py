@@ -9,7 +9,7 @@ import flax.struct
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from specjax.drafters.base import ToLaws
+from specjax.drafters.base import ToLaws, one_hot_proposal
 from specjax.types import DraftTree, Proposal
 
 
@@ -105,15 +105,8 @@ class NgramDrafter:
         period = jnp.maximum(state.count - source, 1)
         slots = source[:, None] + steps % period[:, None]
         drafts = jnp.take_along_axis(state.history, jnp.where(found[:, None], slots, 0), axis=1)
-        # One-hot at the drafted token.
-        laws = jnp.where(jnp.arange(self.vocab_size, dtype=jnp.int32) == drafts[..., None], jnp.float32(0), -jnp.inf)
-        proposal = Proposal(
-            tokens=jnp.concatenate((last_token[:, None].astype(jnp.int32), drafts), axis=1),
-            draft_log_laws=laws,
-            max_depth=jnp.where(found, jnp.minimum(max_depth, tree.max_depth), 0).astype(jnp.int32),
-            tree=tree,
-        )
-        return proposal, state
+        depth = jnp.where(found, jnp.minimum(max_depth, tree.max_depth), 0)
+        return one_hot_proposal(last_token, drafts, depth, tree, self.vocab_size), state
 
     def _find(self, state: NgramState) -> tuple[Int[Array, "batch"], Bool[Array, "batch"]]:
         """Where each row's continuation starts, and whether there is one."""
