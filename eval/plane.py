@@ -31,7 +31,7 @@ _SETTINGS = {
     False: PlaneSettings(),
     True: PlaneSettings(draft_lengths=(2,), batches=(1,), max_new_tokens=12, num_steps=4),
 }
-_NUM_QUESTIONS = {False: 36, True: 6}
+_NUM_QUESTIONS = {False: 24, True: 6}
 
 
 def define_flags() -> None:

@@ -97,7 +97,13 @@ def _masses(
 
 
 def moving_mass(
-    target: Any, head: PlaneHead, prompt_ids: Sequence[int], temperature: float, *, num_steps: int
+    target: Any,
+    head: PlaneHead,
+    prompt_ids: Sequence[int],
+    temperature: float,
+    *,
+    num_steps: int,
+    cache_length: int,
 ) -> tuple[float, int]:
     """Mass over the tokens that a head can draft first, summed over steps of decoding one prompt.
 
@@ -107,6 +113,7 @@ def moving_mass(
         prompt_ids: the prompt.
         temperature: of the target's law and of the text that is decoded.
         num_steps: steps; fewer in a short context.
+        cache_length: tokens that caches hold, at least the prompt's and two for each step.
 
     Returns:
         The sum and the number of steps.
@@ -115,7 +122,7 @@ def moving_mass(
     parts = StepParts(target.config, drafter, 1)
     room = target.config.max_position_embeddings - len(prompt_ids)
     num_steps = max(1, min(num_steps, room // 2 - 1))
-    state = parts.start(target.params, drafter_params, prompt_ids, 1, len(prompt_ids) + 2 * num_steps)
+    state = parts.start(target.params, drafter_params, prompt_ids, 1, cache_length)
     # At temperature 0 a draft's law is one token; at 1 it shows all that could be drafted.
     open_laws = dataclasses.replace(LawParams.greedy(1), temperature=jnp.ones(1, jnp.float32))
     laws = dataclasses.replace(LawParams.greedy(1), temperature=jnp.full(1, temperature, jnp.float32))
@@ -134,9 +141,6 @@ def moving_mass(
     return total, num_steps
 
 
-def ceiling_rows(masses: Mapping[str, Mapping[str | int, tuple[float, int]]]) -> dict[str, list[dict[str, Any]]]:
-    """Masses and counts by mark and question as rows for the log."""
-    return {
-        mark: [{"question_id": name, "mass": mass, "num_positions": count} for name, (mass, count) in own.items()]
-        for mark, own in masses.items()
-    }
+def ceiling_rows(masses: Mapping[str | int, tuple[float, int]]) -> list[dict[str, Any]]:
+    """Masses and counts by question as rows for the log."""
+    return [{"question_id": name, "mass": mass, "num_positions": count} for name, (mass, count) in masses.items()]

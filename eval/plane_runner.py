@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eval import files
+from eval.compiled_programs import release_compiled_programs
 from eval.configuration_log import ConfigurationLog
 from eval.plane_ceiling import BY_STATE, FIXED, FixedCeilings, ceiling_rows, kind_of_support, moving_mass
 from eval.plane_chart import plane_svg
@@ -46,7 +47,7 @@ class PlaneSettings:
         ValueError: if a size is out of range.
     """
 
-    draft_lengths: tuple[int, ...] = (1, 2, 4)
+    draft_lengths: tuple[int, ...] = (1, 2)
     temperatures: tuple[float, ...] = (0.0,)
     batches: tuple[int, ...] = (1, 8)
     num_slots: int = 1
@@ -229,13 +230,21 @@ def _fill_ceilings(
                 prompt = decoding.encode(by_id[asked["question_id"]])
                 for mark, mass in measure.masses(prompt, answer, temperature).items():
                     masses[mark][asked["question_id"]] = (mass, len(answer))
+    moving = spread(questions, _MOVING_PROMPTS)
+    # One length for all prompts: every other one would be compiled anew.
+    room = max(len(decoding.encode(question)) for question in moving) + 2 * settings.max_new_tokens
     for head in missing:
         if supports[head.name] == BY_STATE:
-            for question in spread(questions, _MOVING_PROMPTS):
+            for question in moving:
                 masses[head.mark][question.id] = moving_mass(
-                    target, head, decoding.encode(question), temperature, num_steps=settings.max_new_tokens
+                    target,
+                    head,
+                    decoding.encode(question),
+                    temperature,
+                    num_steps=settings.max_new_tokens,
+                    cache_length=room,
                 )
-    for head, rows in zip(missing, ceiling_rows(masses).values(), strict=True):
+            release_compiled_programs()
         log.add(
             {
                 "model_id": _ceiling_id(head, temperature),
@@ -243,7 +252,7 @@ def _fill_ceilings(
                 "head": head.name,
                 "support": supports[head.name],
                 "temperature": temperature,
-                "questions": rows,
+                "questions": ceiling_rows(masses[head.mark]),
             },
             [],
         )
@@ -267,8 +276,9 @@ def _digest(questions: Sequence[Question]) -> str:
 
 @contextlib.contextmanager
 def _part(on_line: Callable[[str], None], name: str) -> Iterator[Callable[[str], None]]:
-    """Times a part; the function it gives takes what the line about it says."""
+    """Times a part and frees its programs; the function it gives takes what the line about it says."""
     start = time.perf_counter()
     texts: list[str] = []
     yield texts.append
+    release_compiled_programs()
     on_line(f"[{name}] {'; '.join(texts)} ({time.perf_counter() - start:.1f} s)")

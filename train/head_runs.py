@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.compiled_programs import release_compiled_programs
 from eval.files import write_json
 from eval.heads_directory import HEADS_FILE, SCHEMA
 from specjax.json_files import read_object
@@ -69,6 +70,7 @@ def run_heads(
                 else:
                     start = time.perf_counter()
                     pipeline.run(settings, argv, shared=shared)
+                    release_compiled_programs()
                     seconds = time.perf_counter() - start
                     on_line(f"{place}: {_description(head)} in {seconds:.0f} s; {_result(folder / head.folder)}")
                 _add(folder, record, head)
