@@ -122,7 +122,7 @@ def _draw_panel(panel: Any, points: Sequence[Mapping[str, Any]], styles: Mapping
     panel.set_xlim(*x_range)
     panel.set_ylim(*y_range)
     panel.set_xlabel("nu: head's time over the full head's")
-    panel.set_ylabel("rho_tau: acceptance length over the full head's")
+    panel.set_ylabel("rho_tau (full head: 1)")
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     for side in ("left", "bottom"):
