@@ -7,12 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from eval.compiled_programs import release_compiled_programs
-
-
-def num_programs() -> int:
-    """Compiled programs that this process holds."""
-    return len(jax.devices()[0].client.live_executables())
+from eval.compiled_programs import num_compiled_programs, release_compiled_programs
 
 
 class Circular:
@@ -25,12 +20,12 @@ class Circular:
 
 def test_programs_of_dropped_and_of_living_objects_are_freed_and_made_again() -> None:
     release_compiled_programs()
-    before = num_programs()
+    before = num_compiled_programs()
     living = Circular(2.0)
     for factor in range(1, 6):
         Circular(float(factor)).run(jnp.ones(3))
     assert living.run(jnp.ones(3)).tolist() == [2.0] * 3
-    assert num_programs() >= before + 6
+    assert num_compiled_programs() >= before + 6
     release_compiled_programs()
-    assert num_programs() <= before
+    assert num_compiled_programs() <= before
     assert living.run(jnp.ones(3)).tolist() == [2.0] * 3

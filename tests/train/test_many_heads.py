@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from eval.compiled_programs import release_compiled_programs
+from eval.compiled_programs import num_compiled_programs, release_compiled_programs
 from specjax.checkpoints.eagle import load_drafter
 from specjax.checkpoints.published import PUBLISHED_CONFIGS
 from specjax.heads import get_head
@@ -63,16 +63,11 @@ def finished(command: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
     """The directory of a finished run over heads."""
     folder = tmp_path_factory.mktemp("runs") / "heads"
     release_compiled_programs()
-    before = num_programs()
+    before = num_compiled_programs()
     assert main([*command, f"--run_dir={folder}"]) == 0
     # A process that kept every head's programs would run out of memory mappings.
-    assert num_programs() <= before
+    assert num_compiled_programs() <= before
     return folder
-
-
-def num_programs() -> int:
-    """Compiled programs that this process holds."""
-    return len(jax.devices()[0].client.live_executables())
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -150,12 +145,12 @@ def test_the_quick_command_ends_with_the_same_files(
     """One command from prompts to the plane; what is trained already is not trained again."""
     (finished / "eval" / "plane.json").unlink(missing_ok=True)
     release_compiled_programs()
-    before = num_programs()
+    before = num_compiled_programs()
     assert main([*command, "--measure", "--quick", f"--run_dir={finished}"]) == 0
     assert capsys.readouterr().out.splitlines()[-3:] == [
         str(finished / "eval" / name) for name in ("plane.jsonl", "plane.json", "plane.svg")
     ]
-    assert num_programs() <= before
+    assert num_compiled_programs() <= before
     result = json.loads((finished / "eval" / "plane.json").read_text())
     assert [point["head"] for point in result["points"]] == ["full", "vocab_trim-rows24"]
     assert set(result["points"][1]["by_kind"]) == {"chat", "code", "maths"}
