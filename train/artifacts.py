@@ -6,7 +6,6 @@ and digests of what was trained on; `flags.txt` loads again as a flagfile.
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import importlib.metadata
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 from eval.files import write_json, write_text
 from eval.provenance import describe_run
 from specjax.json_files import read_object
-from train.config import TrainConfig, differing_flags
+from train.config import TrainConfig, differing_flags, recorded_identity
 from train.error_file import ERROR_FILE
 from train.flags import flags_text
 from train.json_fields import field_problem, shown
@@ -124,9 +123,7 @@ def check_same_run(config: TrainConfig, record: Mapping[str, Any], run_dir: Path
     Raises:
         RunError: naming every flag that differs, with both values.
     """
-    # A run of an earlier version may not know a flag: it did what the flag's default does.
-    known = {field.name: field.default for field in dataclasses.fields(config) if field.metadata["identity"]}
-    differing = differing_flags(config.identity(), {**known, **record["config"]})
+    differing = differing_flags(config.identity(), recorded_identity(record["config"]))
     if differing:
         raise RunError(
             f"`--run_dir` {run_dir} belongs to a run of another configuration: {', '.join(differing)}; "

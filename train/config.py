@@ -47,7 +47,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
 }
 _SHORT = BUDGETS["short"]
 # Step numbers, and what is computed from them, must fit 32-bit integers on the devices.
-_MOST_STEPS = 10**9
+MOST_STEPS = 10**9
 # No drafter is right for longer, and every length is compiled and measured by itself.
 _LONGEST_DRAFT = 64
 
@@ -195,7 +195,7 @@ class TrainConfig:
     optimizer: str = setting("adamw", "Optimiser.", choices=("adamw", "muon"))
     learning_rate: float = setting(3e-3, "Highest learning rate.", above=0.0)
     schedule: str = setting("cosine", "Learning rate after the warm-up.", choices=("cosine", "constant"))
-    warmup_steps: int = setting(_SHORT["warmup_steps"], "Steps of linear warm-up.", at_least=0, at_most=_MOST_STEPS)
+    warmup_steps: int = setting(_SHORT["warmup_steps"], "Steps of linear warm-up.", at_least=0, at_most=MOST_STEPS)
     final_learning_rate: float = setting(
         0.0, "Last learning rate of the cosine as a share of the highest.", at_least=0.0, at_most=1.0
     )
@@ -206,9 +206,9 @@ class TrainConfig:
     adam_share: float = setting(0.1, "Learning rate of what Muon leaves to AdamW, as a share of Muon's.", above=0.0)
     clip_norm: float = setting(0.5, "Largest global gradient norm.", above=0.0)
     accumulation_steps: int = setting(1, "Parts that a batch is computed in, one after the other.", at_least=1)
-    train_steps: int = setting(_SHORT["train_steps"], "Optimiser steps.", at_least=1, at_most=_MOST_STEPS)
+    train_steps: int = setting(_SHORT["train_steps"], "Optimiser steps.", at_least=1, at_most=MOST_STEPS)
     stage1_steps: int = setting(
-        _SHORT["stage1_steps"], "First steps that unroll the drafter once only.", at_least=0, at_most=_MOST_STEPS
+        _SHORT["stage1_steps"], "First steps that unroll the drafter once only.", at_least=0, at_most=MOST_STEPS
     )
     unroll_steps: int = setting(3, "Draft steps that are unrolled in training (S).", at_least=1, at_most=32)
     loss: str = setting("kl", "What makes the draft's law like the target's.", choices=("kl", "lk_hybrid", "lk", "tv"))
@@ -226,7 +226,12 @@ class TrainConfig:
         _SHORT["checkpoint_every"], "Steps between checkpoints.", at_least=1, identity=False
     )
     keep_checkpoints: int = setting(2, "Checkpoints that are kept.", at_least=1, identity=False)
-    held_out_every: int = setting(_SHORT["held_out_every"], "Steps between held-out tests.", at_least=1)
+    held_out_every: int = setting(
+        _SHORT["held_out_every"],
+        "Steps between held-out tests; the last step always has one.",
+        at_least=1,
+        identity=False,
+    )
     log_every: int = setting(1, "Steps between rows of metrics.jsonl.", at_least=1, identity=False)
 
     # Devices.
@@ -381,6 +386,18 @@ def idle_settings(config: TrainConfig) -> dict[str, str]:
             for name in names:
                 idle.setdefault(name, reason)
     return idle
+
+
+def recorded_identity(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's recorded identity as this version sees it.
+
+    A run of an earlier version may not know a flag: it did what the flag's default does. It may also hold one that no
+    longer says anything about what a run is.
+    """
+    rules = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    defaults = {name: rule.default for name, rule in rules.items() if rule.metadata["identity"]}
+    kept = {name: value for name, value in recorded.items() if name not in rules or rules[name].metadata["identity"]}
+    return {**defaults, **kept}
 
 
 def differing_flags(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from eval.heads_directory import HEADS_FILE, SCHEMA
 from specjax.json_files import read_object
 from train import pipeline
 from train.artifacts import RunError, check_same_run, lock_directory, read_record
-from train.config import TrainConfig, differing_flags
+from train.config import TrainConfig, differing_flags, recorded_identity
 from train.error_file import error_file
 from train.head_list import PlannedHead, options_text
 from train.json_fields import field_problem
@@ -122,11 +122,12 @@ def _data_config(config: TrainConfig) -> TrainConfig:
 def _open(config: TrainConfig, folder: Path) -> dict[str, Any]:
     """The record as an earlier start left it, or a new one."""
     path = folder / HEADS_FILE
-    common = {name: value for name, value in config.identity().items() if name not in (*_OF_A_HEAD, "template_date")}
+    own = (*_OF_A_HEAD, "template_date")
+    common = {name: value for name, value in config.identity().items() if name not in own}
     if path.exists():
         record = _read_heads_file(path)
-        known = {f.name: f.default for f in dataclasses.fields(config) if f.name in common}
-        differing = differing_flags(common, {**known, **record["config"]})
+        recorded = recorded_identity(record["config"])
+        differing = differing_flags(common, {name: value for name, value in recorded.items() if name not in own})
         if differing:
             raise RunError(
                 f"`--run_dir` {folder} holds heads of another configuration: {', '.join(differing)}; give the same "

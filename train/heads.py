@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from specjax.heads import get_head
-from train.config import TrainConfig, parse_numbers
+from train.config import MOST_STEPS, TrainConfig, parse_numbers
 from train.error_file import REPORTED_ERRORS, error_file
 from train.flagfile import PACKAGED_FOLDER
 from train.flags import EMBEDDED_DEFAULT, parse_command_line
@@ -115,14 +115,14 @@ def _value(match: re.Match[str]) -> str:
 
 
 def _with_defaults(arguments: Sequence[str], quick: bool) -> list[str]:
-    """The arguments behind what they win over: no measuring of single heads, and the sizes of a quick run."""
+    """The arguments behind what they win over: one test of each head, at its end, and the sizes of a quick run."""
     files = [index for index, argument in enumerate(arguments) if re.match(r"--?flagfile(=|$)", argument)]
     if not files:
         arguments, files = [f"--flagfile={EMBEDDED_DEFAULT}", *arguments], [0]
     # A flagfile's path may be an argument of its own.
     end = files[-1] + (1 if "=" in arguments[files[-1]] else 2)
     sizes = [f"--flagfile={QUICK_FLAGS}"] if quick else []
-    return ["--noevaluate", *arguments[:end], *sizes, *arguments[end:]]
+    return ["--noevaluate", f"--held_out_every={MOST_STEPS}", *arguments[:end], *sizes, *arguments[end:]]
 
 
 def _run(settings: _Settings, arguments: Sequence[str]) -> None:

@@ -86,6 +86,15 @@ def test_a_flag_that_an_earlier_version_did_not_know_counts_as_its_default(confi
         open_run_directory(dataclasses.replace(config, answer_dtype="bfloat16"), [])
 
 
+def test_a_flag_that_no_longer_says_what_a_run_is_may_differ_from_an_earlier_record(config: TrainConfig) -> None:
+    run_dir = open_and_work(config, [])
+    record = json.loads((run_dir / "run.json").read_text())
+    assert "held_out_every" not in record["config"]
+    record["config"]["held_out_every"] = config.held_out_every + 1
+    (run_dir / "run.json").write_text(json.dumps(record))
+    open_run_directory(config, [])
+
+
 def test_noresume_wants_an_empty_directory(config: TrainConfig) -> None:
     fresh = dataclasses.replace(config, resume=False)
     open_and_work(fresh, [])
