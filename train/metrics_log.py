@@ -26,11 +26,15 @@ class MetricsLog:
             last_step: steps that the restored checkpoint has behind it; later rows are dropped.
 
         Raises:
-            RunError: naming file and line, if it is not text.
+            RunError: naming file and line, if a line is no row; the last one may be cut, as by a kill, and goes.
         """
         self._path = path
         text = _read(path) if path.exists() else ""
-        kept = "".join(line + "\n" for line in text.split("\n") if _step_of(line) <= last_step)
+        lines = text.split("\n")
+        rows = ((number, line) for number, line in enumerate(lines, start=1) if line)
+        kept = "".join(
+            line + "\n" for number, line in rows if _step_of(path, number, line, last=number == len(lines)) <= last_step
+        )
         if kept != text or not path.exists():
             write_text(path, kept)
         self._file = path.open("a", encoding="utf-8")
@@ -57,12 +61,17 @@ def _read(path: Path) -> str:
         ) from None
 
 
-def _step_of(line: str) -> float:
-    # A line that was cut by a kill belongs to no step and goes.
+def _step_of(path: Path, number: int, line: str, *, last: bool) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-        return math.inf
+    except (KeyError, TypeError, ValueError):
+        # Only a line without its end can have been cut by a kill: it belongs to no step.
+        if last:
+            return math.inf
+        raise RunError(
+            f"{path}, line {number}: must be a JSON object with a `step`; got {line[:40]!r}; remove the line and the "
+            "same command goes on"
+        ) from None
 
 
 def _finite(value: Any) -> Any:

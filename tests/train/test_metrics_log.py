@@ -55,3 +55,14 @@ def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: must be UTF-8; got byte 0xff; remove the line"):
         MetricsLog(path, last_step=1)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("damaged", ['{"step": 2, "lo', "[2]", '{"loss": 0.5}', '{"step": "two"}'])
+def test_a_damaged_line_inside_is_named_and_nothing_dropped(tmp_path: Path, damaged: str) -> None:
+    """A kill cuts the last line alone; anything else is damage that a person should see."""
+    path = tmp_path / "metrics.jsonl"
+    content = f'{{"step": 1}}\n{damaged}\n{{"step": 3}}\n'
+    path.write_text(content)
+    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: must be a JSON object with a `step`; got .*remove"):
+        MetricsLog(path, last_step=3)
+    assert path.read_text() == content
