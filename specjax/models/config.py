@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,8 +36,8 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise ValueError(f"`rope_scaling.kind` must be one of {ROPE_KINDS}; got {self.kind!r}")
-        if not self.factor > 0:
-            raise ValueError(f"`rope_scaling.factor` must be positive; got {self.factor}")
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"`rope_scaling.factor` must be positive and finite; got {self.factor}")
         if self.kind != "llama3":
             return
         low, high, original = self.low_freq_factor, self.high_freq_factor, self.original_max_position_embeddings
@@ -45,8 +46,8 @@ class RopeScaling:
             ("high_freq_factor", high),
             ("original_max_position_embeddings", original),
         ):
-            if value is None or not value > 0:
-                raise ValueError(f"`rope_scaling.{name}` must be positive for llama3 scaling; got {value}")
+            if value is None or not 0 < value < math.inf:
+                raise ValueError(f"`rope_scaling.{name}` must be positive and finite for llama3 scaling; got {value}")
         if low is not None and high is not None and not high > low:
             raise ValueError(f"`rope_scaling.high_freq_factor` must be above `low_freq_factor` ({low}); got {high}")
 
@@ -117,10 +118,9 @@ class ModelConfig:
             raise ValueError(f"`num_kv_heads` must divide `num_heads`; got {self.num_kv_heads} and {self.num_heads}")
         if self.head_dim % 2:
             raise ValueError(f"`head_dim` must be even (rotary halves); got {self.head_dim}")
-        if not self.rope_theta > 0:
-            raise ValueError(f"`rope_theta` must be positive; got {self.rope_theta}")
-        if not self.rms_norm_eps > 0:
-            raise ValueError(f"`rms_norm_eps` must be positive; got {self.rms_norm_eps}")
+        for name, value in (("rope_theta", self.rope_theta), ("rms_norm_eps", self.rms_norm_eps)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"`{name}` must be positive and finite; got {value}")
         if self.num_valid_tokens is not None and not 0 < self.num_valid_tokens <= self.vocab_size:
             raise ValueError(
                 f"`num_valid_tokens` must be in [1, vocab_size = {self.vocab_size}]; got {self.num_valid_tokens}"

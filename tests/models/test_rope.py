@@ -71,7 +71,7 @@ def test_rotation_keeps_the_dtype() -> None:
     ("fields", "message"),
     [
         ({"kind": "yarn", "factor": 2.0}, "`rope_scaling.kind` must be one of"),
-        ({"kind": "linear", "factor": 0.0}, "`rope_scaling.factor` must be positive; got 0.0"),
+        ({"kind": "linear", "factor": 0.0}, "`rope_scaling.factor` must be positive and finite; got 0.0"),
         ({"kind": "llama3", "factor": 8.0}, "`rope_scaling.low_freq_factor` must be positive"),
         (
             {
