@@ -18,7 +18,7 @@ from eval.compiled_programs import num_compiled_programs, release_compiled_progr
 from specjax.checkpoints.eagle import load_drafter
 from specjax.checkpoints.published import PUBLISHED_CONFIGS
 from specjax.heads import get_head
-from train import pipeline
+from train import head_runs, pipeline
 from train.config import TrainConfig
 from train.head_list import parse_heads, plan_heads, public_kinds
 from train.head_runs import head_config
@@ -179,6 +179,24 @@ def test_the_same_command_again_does_nothing(
         "[head 1/2] full: trained before",
         "[head 2/2] vocab_trim-rows24: derived from full before",
     ]
+
+
+def test_each_head_is_tested_at_its_end_alone_unless_more_is_asked_for(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test of a head over all candidates takes as long as dozens of training steps."""
+    seen: list[TrainConfig] = []
+
+    def remember(config: TrainConfig, *rest: Any, **options: Any) -> Path:
+        seen.append(config)
+        return tmp_path
+
+    monkeypatch.setattr(head_runs, "run_heads", remember)
+    silent = [flag for flag in command if not flag.startswith("--held_out_every")]
+    assert main([*silent, "--train_steps=1000000", f"--run_dir={tmp_path}"]) == 0
+    assert main([*command, f"--run_dir={tmp_path}"]) == 0
+    assert seen[0].held_out_every >= seen[0].train_steps
+    assert seen[1].held_out_every == 2
 
 
 def test_a_run_stopped_between_heads_goes_on_to_the_same_files(
