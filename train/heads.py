@@ -36,7 +36,8 @@ _HELP = """Trains several draft heads on the same data: python -m train.heads --
     (default: `--seed`)
   --[no]quick: Small sizes, for minutes: checks that everything works, measures nothing. (default: 'false')
 
-Flags of python -m train.slimspec, for all heads; without `--run_dir` the directory has "-heads" behind its name:
+Flags of python -m train.slimspec, for all heads; without `--run_dir` the directory has "-heads" behind its name, and
+without `--held_out_every` a head is tested once, at its end:
 """
 
 

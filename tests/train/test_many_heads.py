@@ -184,7 +184,7 @@ def test_the_same_command_again_does_nothing(
 def test_each_head_is_tested_at_its_end_alone_unless_more_is_asked_for(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A test of a head over all candidates takes as long as dozens of training steps."""
+    """A held-out test takes as long as ten to twenty training steps."""
     seen: list[TrainConfig] = []
 
     def remember(config: TrainConfig, *rest: Any, **options: Any) -> Path:

@@ -48,21 +48,21 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
     assert read(path) == [{"step": 1, "loss": None, "loss_per_step": [1.0, None], "deep": {"x": None}}]
 
 
-def test_a_line_that_is_no_text_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    content = b'{"step": 1}\n{"step": \xff}\n'
-    path.write_bytes(content)
-    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: must be UTF-8; got byte 0xff; remove the line"):
-        MetricsLog(path, last_step=1)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("damaged", ['{"step": 2, "lo', "[2]", '{"loss": 0.5}', '{"step": "two"}'])
-def test_a_damaged_line_inside_is_named_and_nothing_dropped(tmp_path: Path, damaged: str) -> None:
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (b'{"step": \xff}', "must be UTF-8; got byte 0xff"),
+        (b'{"step": 2, "lo', "must be a JSON object with a `step`; got "),
+        (b"[2]", "must be a JSON object with a `step`; got "),
+        (b'{"loss": 0.5}', "must be a JSON object with a `step`; got "),
+        (b'{"step": "two"}', "must be a JSON object with a `step`; got "),
+    ],
+)
+def test_a_damaged_line_inside_is_named_and_nothing_dropped(tmp_path: Path, damaged: bytes, message: str) -> None:
     """A kill cuts the last line alone; anything else is damage that a person should see."""
     path = tmp_path / "metrics.jsonl"
-    content = f'{{"step": 1}}\n{damaged}\n{{"step": 3}}\n'
-    path.write_text(content)
-    with pytest.raises(RunError, match=r"metrics\.jsonl, line 2: must be a JSON object with a `step`; got .*remove"):
+    content = b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n'
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=rf"metrics\.jsonl, line 2: {message}.*; remove the line"):
         MetricsLog(path, last_step=3)
-    assert path.read_text() == content
+    assert path.read_bytes() == content
