@@ -8,26 +8,25 @@ import hashlib
 import json
 import pathlib
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from eval import files
 from eval.compiled_programs import release_compiled_programs
 from eval.configuration_log import ConfigurationLog
-from eval.plane_ceiling import BY_STATE, FIXED, FixedCeilings, ceiling_rows, kind_of_support, moving_mass
+from eval.plane_ceiling import Ceilings, ceiling_rows, kind_of_support
 from eval.plane_chart import plane_svg
 from eval.plane_cost import cost_id, measure_costs
 from eval.plane_decoding import PlaneDecoding, decoding_id
 from eval.plane_heads import PlaneHead, first_seed
 from eval.plane_results import PlaneInputs, best_of_kinds, make_points, summarise_ceiling
 from eval.provenance import describe_run, describe_target
-from eval.questions import Question, spread
+from eval.questions import Question
 from eval.records import PLAIN
 
 SCHEMA = 1
 LOG_NAME = "plane.jsonl"
-# Ceilings that depend on the state need a decoding run of their own, so a few prompts have to do.
-_MOVING_PROMPTS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,19 +175,26 @@ def _fill_costs(
     settings: PlaneSettings,
     batch: int,
 ) -> str:
-    missing = [head for head in heads if any(cost_id(head, batch, n) not in log.rows for n in settings.draft_lengths)]
-    if missing:
-        for row in measure_costs(
-            target,
-            heads[0],
-            missing,
-            prompt_ids,
-            draft_lengths=settings.draft_lengths,
-            batch=batch,
-            num_steps=settings.num_steps,
-        ):
-            log.add(row, [])
-    return f"{len(missing)} of {len(heads)} heads measured, the others before"
+    lengths = [
+        length
+        for length in settings.draft_lengths
+        if not _is_one_run([log.rows.get(cost_id(head, batch, length)) for head in heads])
+    ]
+    if not lengths:
+        return "measured before"
+    rows = measure_costs(
+        target, heads[0], heads, prompt_ids, draft_lengths=lengths, batch=batch, num_steps=settings.num_steps
+    )
+    run = uuid.uuid4().hex[:8]
+    for row in rows:
+        log.add({**row, "run": run}, [])
+    return f"{len(heads)} heads measured in one run"
+
+
+def _is_one_run(rows: Sequence[Mapping[str, Any] | None]) -> bool:
+    """Whether costs were measured side by side: those of another run met other programs and another machine."""
+    runs = {None if row is None else row.get("run") for row in rows}
+    return len(runs) == 1 and None not in runs
 
 
 def _fill_decoding(
@@ -220,31 +226,16 @@ def _fill_ceilings(
 ) -> str:
     missing = [head for head in heads if supports[head.name] and _ceiling_id(head, temperature) not in log.rows]
     masses: dict[str, dict[str | int, tuple[float, int]]] = {head.mark: {} for head in missing}
-    fixed = [head for head in missing if supports[head.name] == FIXED]
-    if fixed:
-        measure = FixedCeilings(target, fixed, length=decoding.cache_length, max_new_tokens=settings.max_new_tokens)
+    if missing:
+        ceilings = Ceilings(target, missing, supports, length=decoding.cache_length, most=settings.max_new_tokens)
         by_id = {question.id: question for question in questions}
         for index in range(len(decoding.groups)):
             row = log.rows[decoding_id(PLAIN, 0, temperature, index)]
             for asked, answer in zip(row["questions"], row["token_ids"], strict=True):
                 prompt = decoding.encode(by_id[asked["question_id"]])
-                for mark, mass in measure.masses(prompt, answer, temperature).items():
+                for mark, mass in ceilings.masses(prompt, answer, temperature).items():
                     masses[mark][asked["question_id"]] = (mass, len(answer))
-    moving = spread(questions, _MOVING_PROMPTS)
-    # One length for all prompts: every other one would be compiled anew.
-    room = max(len(decoding.encode(question)) for question in moving) + 2 * settings.max_new_tokens
     for head in missing:
-        if supports[head.name] == BY_STATE:
-            for question in moving:
-                masses[head.mark][question.id] = moving_mass(
-                    target,
-                    head,
-                    decoding.encode(question),
-                    temperature,
-                    num_steps=settings.max_new_tokens,
-                    cache_length=room,
-                )
-            release_compiled_programs()
         log.add(
             {
                 "model_id": _ceiling_id(head, temperature),
@@ -261,7 +252,7 @@ def _fill_ceilings(
 
 
 def _ceiling_id(head: PlaneHead, temperature: float) -> str:
-    return f"ceiling-{head.mark}-T{temperature:g}"
+    return f"ceiling-of-answers-{head.mark}-T{temperature:g}"
 
 
 def _cycle(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eval import plane_runner
+from eval.dissection import StepParts
 from eval.heads_directory import HeadsDirectory
 from eval.loading import LoadedSystem
 from eval.plane_chart import iso_speed_up, levels, plane_svg
@@ -34,9 +36,12 @@ from eval.questions import Question
 from specjax import cost
 from specjax.checkpoints.eagle import export_drafter
 from specjax.checkpoints.target import Target
+from specjax.decoding import LawParams
+from specjax.drafters.base import empty_proposal
 from specjax.drafters.eagle3 import Eagle3Config
 from specjax.drafters.eagle3_init import init_drafter
 from specjax.heads import get_head
+from specjax.text.chat_template import encode_prompt
 
 LENGTH = 2
 KINDS = {
@@ -304,7 +309,8 @@ def result(chat_target: Target, heads: list[PlaneHead], directory: HeadsDirector
     measure_plane(chat_target, heads[:-1], QUESTIONS, SETTINGS, directory.results)
     lines: list[str] = []
     plane = measure_plane(chat_target, heads, QUESTIONS, SETTINGS, directory.results, on_line=lines.append)
-    assert lines[0].startswith("[costs, 1 row(s)] 1 of 3 heads measured")
+    # Costs compare within one run alone, so the heads that were there are timed again.
+    assert lines[0].startswith("[costs, 1 row(s)] 3 heads measured in one run")
     return plane
 
 
@@ -344,6 +350,52 @@ def test_the_fixed_ceiling_is_the_share_of_plain_tokens_inside(
 
 
 @pytest.mark.slow
+def test_the_ceiling_by_state_is_that_of_drafting_step_by_step(
+    result: dict[str, Any], chat_target: Target, heads: list[PlaneHead], directory: HeadsDirectory
+) -> None:
+    log = [json.loads(line) for line in (directory.results / "plane.jsonl").read_text().splitlines()]
+    answers = {
+        asked["question_id"]: answer
+        for row in log
+        if row.get("mark") == "plain"
+        for asked, answer in zip(row["questions"], row["token_ids"], strict=True)
+    }
+    preview = next(head for head in heads if head.name == "spec_vocab")
+    (row,) = [row for row in log if row.get("part") == "ceiling" and row["head"] == "spec_vocab"]
+    for asked in row["questions"]:
+        (question,) = [question for question in QUESTIONS if question.id == asked["question_id"]]
+        messages = [{"role": "user", "content": question.turns[0]}]
+        prompt = encode_prompt(chat_target.tokenizer, chat_target.chat_template, messages)
+        answer = answers[question.id]
+        assert asked["num_positions"] == len(answer)
+        assert asked["mass"] == num_draftable(chat_target, preview, prompt, answer)
+
+
+def num_draftable(target: Target, head: PlaneHead, prompt: Sequence[int], answer: Sequence[int]) -> int:
+    """Tokens of a greedy answer that a head could have drafted, by a decoding run in which nothing is accepted."""
+    drafter, params = head.pair
+    parts = StepParts(target.config, drafter, 1)
+    state = parts.start(target.params, params, prompt, 1, len(prompt) + 2 * len(answer))
+    open_laws = dataclasses.replace(LawParams.greedy(1), temperature=jnp.ones(1, jnp.float32))
+    drafter_state, cache, last, length, found = state.drafter_state, state.cache, state.last_token, state.length, 0
+    for token in answer:
+        proposal, drafter_state = parts.propose(params, drafter_state, state.rng_keys, last, open_laws)
+        found += bool(np.isfinite(proposal.draft_log_laws[0, 0, token]))
+        logits, features, cache = parts.verify_forward(target.params, cache, proposal.tokens, length)
+        plain = empty_proposal(last, parts.tree, target.config.vocab_size)
+        committed, count, last, length = parts.decide(state.rng_keys, plain, logits, LawParams.greedy(1), length)
+        assert int(last[0]) == token
+        drafter_state = parts.extend(params, drafter_state, committed, features, count)
+    return found
+
+
+def test_costs_count_as_one_run_only_if_all_heads_were_in_it() -> None:
+    assert plane_runner._is_one_run([{"run": "a"}, {"run": "a"}])
+    for rows in ([{"run": "a"}, None], [{"run": "a"}, {"run": "b"}], [{}, {}], [None]):
+        assert not plane_runner._is_one_run(rows)
+
+
+@pytest.mark.slow
 def test_a_finished_plane_is_not_measured_again(
     result: dict[str, Any], chat_target: Target, heads: list[PlaneHead], directory: HeadsDirectory
 ) -> None:
@@ -351,7 +403,7 @@ def test_a_finished_plane_is_not_measured_again(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plane_runner, "measure_costs", None)
         patch.setattr(plane_runner.PlaneDecoding, "run_group", None)
-        patch.setattr(plane_runner, "FixedCeilings", None)
+        patch.setattr(plane_runner, "Ceilings", None)
         again = measure_plane(chat_target, heads, QUESTIONS, SETTINGS, directory.results)
     assert (directory.results / "plane.jsonl").read_bytes() == before
     for field in ("points", "cycles", "heads", "best", "settings"):
