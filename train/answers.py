@@ -25,8 +25,8 @@ from specjax.json_files import read_object
 from specjax.text.chat_template import encode_prompt
 from train.answer_lines import Line, read_answer_lines
 from train.artifacts import RunError
-from train.config import differing_flags
 from train.json_fields import field_problem
+from train.run_identity import differing_flags
 
 Message = dict[str, str]
 # What the manifest of a complete file says beside its key.

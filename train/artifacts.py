@@ -17,10 +17,11 @@ from typing import Any
 from eval.files import write_json, write_text
 from eval.provenance import describe_run
 from specjax.json_files import read_object
-from train.config import TrainConfig, differing_flags, recorded_identity
+from train.config import TrainConfig
 from train.error_file import ERROR_FILE
 from train.flags import flags_text
 from train.json_fields import field_problem, shown
+from train.run_identity import differing_flags, recorded_identity
 
 _FOLDERS = ("data", "features", "checkpoints", "export")
 _RESULTS = (*_FOLDERS, "metrics.jsonl")

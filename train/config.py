@@ -11,10 +11,11 @@ import datetime
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
+from train.flag_values import parse_mesh, parse_numbers
 from train.head_flags import head_facts, parse_head_options
+from train.setting import check_field, setting
 
 # Fields that a preset fills; anything given explicitly wins.
 BUDGETS: dict[str, dict[str, Any]] = {
@@ -50,34 +51,6 @@ _SHORT = BUDGETS["short"]
 MOST_STEPS = 10**9
 # No drafter is right for longer, and every length is compiled and measured by itself.
 _LONGEST_DRAFT = 64
-
-
-def setting(
-    default: Any,
-    help_text: str,
-    *,
-    choices: tuple[str, ...] = (),
-    at_least: int | float | None = None,
-    at_most: int | float | None = None,
-    above: int | float | None = None,
-    identity: bool = True,
-) -> Any:
-    """A field that is also a flag.
-
-    Args:
-        default: the embedded default.
-        help_text: what `--help` shows.
-        choices: allowed words.
-        at_least: smallest allowed value.
-        at_most: largest allowed value.
-        above: exclusive lower bound.
-        identity: whether the value decides what the run computes; a run directory belongs to one set of these.
-
-    Returns:
-        A dataclass field.
-    """
-    rule = {"choices": choices, "at_least": at_least, "at_most": at_most, "above": above}
-    return dataclasses.field(default=default, metadata={"help": help_text, "identity": identity, **rule})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +225,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_field(field, getattr(self, field.name))
+            check_field(field, getattr(self, field.name))
         _check_together(self)
 
     @classmethod
@@ -302,137 +275,12 @@ class TrainConfig:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
 
-def parse_numbers(name: str, value: str) -> tuple[int, ...]:
-    """Comma-separated numbers of a flag, each at least 0.
-
-    Raises:
-        ValueError: naming the flag if a part is not such a number.
-    """
-    parts = [part.strip() for part in value.split(",")]
-    # Python itself refuses to read a number of thousands of digits.
-    if not all(part.isdecimal() and len(part) < 20 for part in parts):
-        raise ValueError(f"`--{name}` must be numbers with commas between, such as 1,2,4; got {value!r}")
-    return tuple(int(part) for part in parts)
-
-
-def parse_mesh(value: str) -> dict[str, int]:
-    """Axis sizes of `--mesh`, in order.
-
-    Raises:
-        ValueError: if an axis is unknown, named twice or has no positive size.
-    """
-    axes: dict[str, int] = {}
-    for part in value.split(",") if value else ():
-        name, _, size = part.strip().partition(":")
-        if name not in ("data", "fsdp", "tensor") or name in axes or not size.isdecimal() or int(size) < 1:
-            raise ValueError(
-                f"`--mesh` must name data, fsdp and tensor once each, such as data:4,fsdp:2; got {value!r}"
-            )
-        axes[name] = int(size)
-    return axes
-
-
 def _is_day(text: str) -> bool:
     try:
         # Python reads other forms as well; one day must be one setting.
         return datetime.date.fromisoformat(text).isoformat() == text
     except ValueError:
         return False
-
-
-def idle_settings(config: TrainConfig) -> dict[str, str]:
-    """Settings that can have no effect beside the others: name and what makes them idle."""
-    own_answers = config.answer_source == "dataset"
-    no_sampling = config.answers_per_prompt == 1 and config.greedy_first
-    distributed = config.coordinator is not None
-    facts = head_facts(config.head)
-    rules: list[tuple[bool, str, tuple[str, ...]]] = [
-        (config.dataset is None, "without `--dataset`", ("dataset_split", "strict_data")),
-        (config.dataset is not None, "with `--dataset`", ("prompt_kinds",)),
-        (
-            own_answers,
-            "with `--answer_source=dataset`",
-            (
-                "answers_per_prompt",
-                "greedy_first",
-                "answer_temperature",
-                "answer_top_p",
-                "max_answer_tokens",
-                "answer_slots",
-                "answer_dtype",
-            ),
-        ),
-        (no_sampling, "with one greedy answer a prompt", ("answer_temperature", "answer_top_p")),
-        (config.text is None, "without `--text`", ("max_text_rows",)),
-        (config.features == "online", "with `--features=online`", ("feature_dtype",)),
-        (not facts.uses_rank, f"with `--head={config.head}`", ("rank",)),
-        (not facts.uses_loss, f"with `--head={config.head}`", ("loss", "lk_decay")),
-        (facts.counts != "corpus_counts", f"with `--head={config.head}`", ("frequency_text",)),
-        (config.base is not None, "with `--base`", ("warm_start", "feature_layers")),
-        (config.loss != "lk_hybrid", f"with `--loss={config.loss}`", ("lk_decay",)),
-        (config.optimizer != "muon", f"with `--optimizer={config.optimizer}`", ("momentum", "adam_share")),
-        (config.schedule != "cosine", f"with `--schedule={config.schedule}`", ("final_learning_rate",)),
-        (config.unroll_steps == 1, "with `--unroll_steps=1`", ("stage1_steps", "loss_decay")),
-        (not distributed, "without `--coordinator`", ("num_processes", "process_id")),
-        (
-            not config.evaluate,
-            "with `--noevaluate`",
-            ("draft_lengths", "eval_prompts", "eval_new_tokens", "eval_temperature", "eval_slots"),
-        ),
-    ]
-    idle: dict[str, str] = {}
-    for applies, reason, names in rules:
-        if applies:
-            for name in names:
-                idle.setdefault(name, reason)
-    return idle
-
-
-def recorded_identity(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's recorded identity as this version sees it.
-
-    A run of an earlier version may not know a flag: it did what the flag's default does. It may also hold one that no
-    longer says anything about what a run is.
-    """
-    rules = {field.name: field for field in dataclasses.fields(TrainConfig)}
-    defaults = {name: rule.default for name, rule in rules.items() if rule.metadata["identity"]}
-    kept = {name: value for name, value in recorded.items() if name not in rules or rules[name].metadata["identity"]}
-    return {**defaults, **kept}
-
-
-def differing_flags(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Names of settings that two runs do not share, each with both values, for messages."""
-    missing = "absent"
-    return [
-        f"--{name} (there {theirs.get(name, missing)!r}, here {mine.get(name, missing)!r})"
-        for name in sorted({*mine, *theirs})
-        if mine.get(name, missing) != theirs.get(name, missing)
-    ]
-
-
-def _check_field(field: dataclasses.Field[Any], value: Any) -> None:
-    rule, name = field.metadata, f"`--{field.name}`"
-    optional = str(field.type).endswith("| None")
-    if value is None:
-        if not optional:
-            raise ValueError(f"{name} must be given; got nothing")
-        return
-    kind = {"str": str, "int": int, "float": float, "bool": bool}[str(field.type).split(" ")[0]]
-    accepted = (int, float) if kind is float else kind
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} must be of type {kind.__name__}; got {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} must be finite; got {value}")
-    if rule["choices"] and value not in rule["choices"]:
-        raise ValueError(f"{name} must be one of {', '.join(rule['choices'])}; got {value!r}")
-    if rule["at_least"] is not None and value < rule["at_least"]:
-        raise ValueError(f"{name} must be at least {rule['at_least']}; got {value}")
-    if rule["above"] is not None and value <= rule["above"]:
-        raise ValueError(f"{name} must be above {rule['above']}; got {value}")
-    if rule["at_most"] is not None and value > rule["at_most"]:
-        raise ValueError(f"{name} must be at most {rule['at_most']}; got {value}")
-    if optional and value == "":
-        raise ValueError(f"{name} must not be empty; leave the flag out instead")
 
 
 def _check_together(config: TrainConfig) -> None:

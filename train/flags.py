@@ -10,8 +10,9 @@ from typing import Any
 
 from absl import flags
 
-from train.config import BUDGETS, TrainConfig, idle_settings
+from train.config import BUDGETS, TrainConfig
 from train.flagfile import COMMAND_LINE, PACKAGED_FOLDER, Argument, expand_flagfiles, origin_of
+from train.idle_settings import idle_settings
 
 EMBEDDED_DEFAULT = PACKAGED_FOLDER / "smollm2.flags"
 

@@ -20,10 +20,11 @@ from eval.heads_directory import HEADS_FILE, SCHEMA
 from specjax.json_files import read_object
 from train import pipeline
 from train.artifacts import RunError, check_same_run, lock_directory, read_record
-from train.config import TrainConfig, differing_flags, recorded_identity
+from train.config import TrainConfig
 from train.error_file import error_file
 from train.head_list import PlannedHead, options_text
 from train.json_fields import field_problem
+from train.run_identity import differing_flags, recorded_identity
 
 SHARED_FOLDER = "shared"
 # What heads of one run may differ in.

@@ -16,8 +16,9 @@ import sys
 from collections.abc import Sequence
 
 from specjax.heads import get_head
-from train.config import MOST_STEPS, TrainConfig, parse_numbers
+from train.config import MOST_STEPS, TrainConfig
 from train.error_file import REPORTED_ERRORS, error_file
+from train.flag_values import parse_numbers
 from train.flagfile import PACKAGED_FOLDER
 from train.flags import EMBEDDED_DEFAULT, parse_command_line
 from train.head_list import ALL, HeadRequest, PlannedHead, parse_heads, plan_heads

@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
-from train.config import BUDGETS, TrainConfig, differing_flags, idle_settings
+from train.config import BUDGETS, TrainConfig
 from train.flags import flags_text, parse_command_line
+from train.idle_settings import idle_settings
+from train.run_identity import differing_flags
 
 
 @pytest.mark.parametrize(
