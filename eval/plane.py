@@ -4,8 +4,8 @@ python -m eval.plane --run=RUN_DIR
 python -m eval.plane --run=RUN_DIR --quick
 
 RUN_DIR is a directory of `python -m train.heads`, which ends with this measurement by itself. Killed at any time, the
-same command goes on where it stopped, and after more heads were trained it measures those alone. docs/plane.md says
-how to read the result.
+same command goes on where it stopped, and after more heads were trained it decodes with those alone; costs are timed
+for all heads at once. docs/plane.md says how to read the result.
 """
 
 from __future__ import annotations
