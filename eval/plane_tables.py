@@ -7,7 +7,7 @@ from typing import Any
 
 
 def print_plane(result: Mapping[str, Any], file: Any = None) -> None:
-    """Prints cycles, one table for each temperature and batch size, kinds of prompt and the best of each kind."""
+    """Prints cycles, a table for each temperature and batch size, kinds of prompt, seeds and the best of each kind."""
     for cycle in result["cycles"]:
         print(
             f"{cycle['batch']} row(s), {cycle['draft_length']} draft(s) a step, full head: kappa "
@@ -22,6 +22,7 @@ def print_plane(result: Mapping[str, Any], file: Any = None) -> None:
             print(f"\ntemperature {temperature:g}, {batch} row(s)", file=file)
             _print_points(points, heads, file)
     _print_kinds(result["points"], result["settings"], file)
+    _print_seeds(result["points"], result["settings"], file)
     if result["best"]:
         print("\nbest measured size and draft length of each kind of head", file=file)
         for point in result["best"]:
@@ -70,6 +71,22 @@ def _print_kinds(points: Sequence[Mapping[str, Any]], settings: Mapping[str, Any
         print(
             f"{point['head'][:34]:<34}{point['temperature']:>5g}{point['draft_length']:>3}"
             + "".join(f"{cell:>32}" for cell in cells),
+            file=file,
+        )
+
+
+def _print_seeds(points: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], file: Any) -> None:
+    shown = [p for p in points if p["batch"] == settings["batches"][0] and len(p["rho_tau_by_seed"]) > 1]
+    if not shown:
+        return
+    seeds = list(dict.fromkeys(seed for point in shown for seed in point["rho_tau_by_seed"]))
+    print("\nrho_tau by seed of training, over the full head of the same seed", file=file)
+    print(f"{'head':<34}{'T':>5}{'L':>3}" + "".join(f"{f'seed {seed}':>16}" for seed in seeds), file=file)
+    for point in shown:
+        values = [point["rho_tau_by_seed"].get(seed) for seed in seeds]
+        print(
+            f"{point['head'][:34]:<34}{point['temperature']:>5g}{point['draft_length']:>3}"
+            + "".join(_number(value, 16, 3) for value in values),
             file=file,
         )
 

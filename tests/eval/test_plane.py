@@ -268,6 +268,19 @@ def test_the_table_shows_heads_kinds_and_the_best(capsys: pytest.CaptureFixture[
         assert words in shown
 
 
+def test_the_table_lists_seeds_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    print_plane(synthetic_result())
+    assert "by seed" not in capsys.readouterr().out
+    result = synthetic_result()
+    for point in result["points"]:
+        point["rho_tau_by_seed"] = {"0": 0.875, "4294967295": None} if point["head"] == "low_rank" else {"0": 1.0}
+    print_plane(result)
+    _, shown = capsys.readouterr().out.split("rho_tau by seed of training")
+    header, row, *_ = shown.splitlines()[1:]
+    assert header.split() == ["head", "T", "L", "seed", "0", "seed", "4294967295"]
+    assert row.split() == ["low_rank", "0", "2", "0.875", "-"]
+
+
 def test_directories_that_are_none_are_one_line(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match="no run directory at"):
         HeadsDirectory.open(tmp_path / "none")
