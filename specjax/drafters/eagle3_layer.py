@@ -101,6 +101,9 @@ class Eagle3Config:
             )
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("`norm_before_fc` and `fc_norm` must not both be true; got both")
+        is_padded = self.num_valid_tokens is not None and self.num_valid_tokens < self.vocab_size
+        valid = self.num_valid_tokens if is_padded else None
+        object.__setattr__(self, "head", dataclasses.replace(self.head, num_valid_tokens=valid))
 
     @classmethod
     def for_target(

@@ -37,6 +37,8 @@ class HeadConfig:
         rank: inner width of a head with factors, r; None is the kind's default. Must be None for other heads.
         options: settings of the kind alone, as a mapping or as pairs; kept sorted, without those that have their
             default value.
+        num_valid_tokens: ids at or above it are padded rows, which a head that chooses tokens must not choose; None
+            means that all are tokens.
 
     Raises:
         ValueError: if the kind or an option is unknown, or a size is out of range.
@@ -47,6 +49,7 @@ class HeadConfig:
     vocab_size: int
     rank: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
+    num_valid_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for field in ("hidden_size", "vocab_size"):

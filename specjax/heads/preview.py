@@ -97,7 +97,10 @@ class PreviewHead(BaseHead):
     ) -> Float[Array, "... V"]:
         if config is None:
             raise ValueError("`config` must be given for a head with candidates; got None")
-        return rescored(params["rows"], hidden, self.scores(params, hidden), self.num_candidates(config))
+        scores = self.scores(params, hidden)
+        if config.num_valid_tokens is not None:
+            scores = jnp.where(jnp.arange(config.vocab_size) < config.num_valid_tokens, scores, -jnp.inf)
+        return rescored(params["rows"], hidden, scores, self.num_candidates(config))
 
     def loss_parts(
         self, params: HeadParams, hidden: Float[Array, "steps ... d"], config: HeadConfig

@@ -118,7 +118,11 @@ class RoutedHead(BaseHead):
         config = _given(config)
         lead = hidden.shape[:-1]
         states = hidden.reshape(-1, hidden.shape[-1])
-        chosen = lax.top_k(self.group_scores(params, states), self.num_active(config, position))[1]
+        scores = self.group_scores(params, states)
+        if config.num_valid_tokens is not None:
+            # A group of padded rows alone would leave nothing to draft.
+            scores = jnp.where(jnp.any(params["ids"] < config.num_valid_tokens, axis=1), scores, -jnp.inf)
+        chosen = lax.top_k(scores, self.num_active(config, position))[1]
         if chosen.size > config.option("groups"):
             logits = self._masked_logits(params, states, chosen, config)
             return logits.reshape(*lead, config.vocab_size)

@@ -14,7 +14,7 @@ from specjax.drafters.base import Drafter
 from specjax.drafters.eagle3 import Eagle3Config, Eagle3Drafter
 from specjax.drafters.eagle3_init import init_drafter
 from specjax.drafters.eagle3_layer import compute_logits, default_feature_layers, num_params, parameter_shapes
-from specjax.heads import HeadConfig
+from specjax.heads import HeadConfig, HeadSource, get_head, head_kinds
 from specjax.models import ModelConfig, init_params
 from specjax.testing.eagle3_numpy import Eagle3Reference
 from specjax.types import DraftTree
@@ -349,6 +349,29 @@ def test_case_h8_padded_ids_are_never_drafted(params):
     logits = compute_logits(params, padded, jnp.ones((2, 8), jnp.float32))
     assert np.all(np.isneginf(logits[:, 20:]))
     assert np.all(np.isfinite(logits[:, :20]))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in head_kinds() if "timing only" not in kind])
+def test_case_h8_no_head_drafts_a_padded_id(params, kind):
+    options = {"candidates": 6} if "candidates" in {option.name for option in get_head(kind).options} else {}
+    padded = Eagle3Config.for_target(TARGET, head_kind=kind, head_options=options, num_valid_tokens=20)
+    head = get_head(kind)
+    weight = np.random.default_rng(4).standard_normal((padded.hidden_size, VOCAB)).astype(np.float32)
+    # Rows of padded ids point where the states do: a head that looked at them would choose them before all others.
+    weight[:, 20:] = 9.0
+    counts = np.where(np.arange(VOCAB) < 20, 5, 0)
+    source = HeadSource(weight=weight, method="svd", answer_counts=counts, corpus_counts=counts, num_valid_tokens=20)
+    config = dataclasses.replace(padded, head=head.fit(padded.head, source))
+    states = 1.0 + jax.random.uniform(jax.random.key(3), (2, 5, 8))
+    head_params = head.start(jax.random.key(1), config.head, source)
+    if "router" in head_params:
+        of_padded_ids = np.all(np.asarray(head_params["ids"]) >= 20, axis=1)
+        assert of_padded_ids.sum() >= 8
+        head_params |= {name: jnp.ones_like(head_params[name]) for name in ("router", "hidden") if name in head_params}
+        head_params["router"] *= jnp.where(of_padded_ids, 9.0, 1.0)
+    logits = compute_logits({**params, "head": head_params}, config, states)
+    assert np.all(np.isneginf(logits[..., 20:]))
+    assert np.all(np.isfinite(logits).any(axis=-1)), "nothing is left to draft"
 
 
 def test_only_independent_draws_are_supported(config):
