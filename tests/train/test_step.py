@@ -340,16 +340,62 @@ _ON_FOUR_DEVICES = """
 """
 
 
-@pytest.mark.slow
-def test_four_devices_give_the_curve_of_one(tmp_path):
-    """Rows over data and fsdp, matrices over fsdp; a process of its own, since devices are fixed at start."""
+_MASKED_ON_TWO_DEVICES = """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from tests.train import test_step as common
+
+    config, params, frozen = common.make_drafter()
+    mesh = Mesh(np.asarray(jax.devices()), ("data",))
+    whole, rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
+
+    def one_step(supervised, sharding_of_rows, sharding):
+        batch = common.make_batch()
+        batch = batch.replace(loss_mask=batch.loss_mask & jnp.asarray(supervised)[:, None])
+        place = lambda tree, where: jax.tree.map(lambda leaf: jax.device_put(leaf, where), tree)
+        step, state = common.compiled_step(config), common.new_state(params)
+        return step(place(state, sharding), place(frozen, sharding), place(batch, sharding_of_rows))
+
+    # Rows 0 and 1 lie on the first device, rows 2 and 3 on the second.
+    on_one = jax.devices()[0]
+    for supervised in ([True, True, False, False], [False, False, True, True]):
+        (ours, metrics), (theirs, expected) = one_step(supervised, rows, whole), one_step(supervised, on_one, on_one)
+        assert 0 < int(metrics["num_tokens"]) == int(expected["num_tokens"])
+        np.testing.assert_allclose(metrics["loss"], expected["loss"], rtol=1e-5)
+        common.assert_trees_close(ours.params, theirs.params, 1e-4)
+        changed = [bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(ours.params), jax.tree.leaves(params))]
+        assert any(changed)
+    state, metrics = one_step([False] * 4, rows, whole)
+    assert float(metrics["loss"]) == 0 == int(metrics["num_tokens"]) == int(metrics["skipped"])
+    for ours, before in zip(jax.tree.leaves(state.params), jax.tree.leaves(params), strict=True):
+        np.testing.assert_array_equal(ours, before)
+    print("masks hold")
+"""
+
+
+def run_on_devices(program, count, home):
+    """What a program prints; in a process of its own, since devices are fixed at start."""
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_ON_FOUR_DEVICES)],
-        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PATH": "/usr/bin:/bin"}
-        | {"PYTHONPATH": ":".join(p for p in sys.path if p), "HOME": str(tmp_path)},
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"}
+        | {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(p for p in sys.path if p), "HOME": str(home)},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert result.stdout.strip().endswith("same curve"), result.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout.strip()
+
+
+@pytest.mark.slow
+def test_four_devices_give_the_curve_of_one(tmp_path):
+    """Rows over data and fsdp, matrices over fsdp."""
+    assert run_on_devices(_ON_FOUR_DEVICES, 4, tmp_path).endswith("same curve")
+
+
+def test_case_t5_a_device_without_supervised_tokens_adds_nothing_and_two_change_nothing(tmp_path):
+    assert run_on_devices(_MASKED_ON_TWO_DEVICES, 2, tmp_path).endswith("masks hold")
