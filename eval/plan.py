@@ -62,6 +62,8 @@ def main() -> None:
     values = flags.FLAGS
     # A hub that cannot be reached is one line of ours, not a dozen about retries.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if values.output is not None and pathlib.Path(values.output).is_dir():
+        raise ValueError(f"`--output` must be a file; got the folder {values.output}")
     hardware = _hardware(values.hardware, values.hardware_file)
     rho_tau = parse_rho_tau(values.rho_tau)
     ranks = int_list("ranks", values.ranks, minimum=1)[::-1] if values.ranks else None

@@ -58,6 +58,8 @@ class PlaneSettings:
         for name in ("num_slots", "max_new_tokens", "num_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1; got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"`seed` must be in [0, 2**32); got {self.seed}")
 
     def identity(self) -> dict[str, Any]:
         """Settings that every row depends on; the others are in the rows' names."""

@@ -30,7 +30,8 @@ class RunDirectory:
         if not path.is_dir():
             raise FileNotFoundError(f"no run directory at {path}")
         if not (path / "flags.txt").is_file():
-            raise FileNotFoundError(f"{path} is no run directory: it has no flags.txt")
+            hint = "; it holds several: name the folder of one" if (path / "heads.json").is_file() else ""
+            raise FileNotFoundError(f"{path} is no run directory: it has no flags.txt{hint}")
         return cls(path, read_flags(path / "flags.txt"))
 
     @property

@@ -131,13 +131,15 @@ def _run(settings: _Settings, arguments: Sequence[str]) -> None:
     # Imported here, so that a wrong flag is reported at once.
     from specjax.checkpoints.target import load_config
     from train import mesh
-    from train.head_runs import run_heads
+    from train.head_runs import head_config, run_heads
     from train.inputs import check_inputs
 
     config = settings.config
     check_inputs(config)
     planned = plan_heads(settings.requests, load_config(config.target), settings.seeds, data_seed=config.seed)
     if config.dry_run:
+        for head in planned:
+            head_config(config, head)  # what the run would refuse, the plan refuses
         print("\n".join(_plan_line(head) for head in planned))
         return
     mesh.start_processes(config.coordinator, config.num_processes, config.process_id)

@@ -73,6 +73,8 @@ class TargetShape:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"`{name}` must be a positive integer; got {value!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"`num_kv_heads` must divide `num_heads`; got {self.num_kv_heads} and {self.num_heads}")
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"`experts_per_token` must be at most `num_experts` = {self.num_experts}; got {self.experts_per_token}"

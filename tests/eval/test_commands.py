@@ -119,6 +119,9 @@ def test_run_directory_names_what_it_lacks(tmp_path: pathlib.Path) -> None:
     assert read_flags(tmp_path / "flags.txt") == {"head": "full"}
     with pytest.raises(ValueError, match="names no `--target`"):
         _ = RunDirectory.open(tmp_path).target
+    (tmp_path / "flags.txt").rename(tmp_path / "heads.json")
+    with pytest.raises(FileNotFoundError, match=r"no flags\.txt; it holds several: name the folder of one"):
+        RunDirectory.open(tmp_path)
 
 
 def test_help_lists_the_flags_that_commands_share() -> None:

@@ -58,7 +58,7 @@ SLOW_MISTAKES = [
     (("--target=llama-3.1-8b", "--ranks=x"), "`--ranks` must be integers"),
     (("--target=llama-3.1-8b", "--batch=0"), "batch"),
     (("--target=llama-3.1-8b", "--rho_tau=low_rank"), "`--rho_tau` must be HEAD=VALUE"),
-    (("--target=llama-3.1-8b", "--output={tmp}"), "Is a directory"),
+    (("--target=llama-3.1-8b", "--output={tmp}"), "`--output` must be a file; got the folder"),
 ]
 
 

@@ -402,6 +402,19 @@ def num_draftable(target: Target, head: PlaneHead, prompt: Sequence[int], answer
     return found
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_steps": 0}, "`num_steps` must be at least 1; got 0"),
+        ({"seed": -1}, r"`seed` must be in \[0, 2\*\*32\); got -1"),
+        ({"seed": 2**32}, r"`seed` must be in \[0, 2\*\*32\); got 4294967296"),
+    ],
+)
+def test_impossible_settings_are_named(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PlaneSettings(**settings)
+
+
 def test_costs_count_as_one_run_only_if_all_heads_were_in_it() -> None:
     assert plane_runner._is_one_run([{"run": "a"}, {"run": "a"}])
     for rows in ([{"run": "a"}, None], [{"run": "a"}, {"run": "b"}], [{}, {}], [None]):

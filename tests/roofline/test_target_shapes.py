@@ -152,6 +152,7 @@ def test_a_step_grows_with_everything_that_it_does() -> None:
         ({"vocab_size": None}, "lacks `vocab_size`"),
         ({"hidden_size": 0}, "`hidden_size` must be a positive integer; got 0"),
         ({"intermediate_size": None}, "lacks `intermediate_size`"),
+        ({"num_attention_heads": 32, "num_key_value_heads": 7}, "`num_kv_heads` must divide `num_heads`; got 7 and 32"),
         ({"kv_lora_rank": 512}, "`kv_lora_rank` must be absent"),
         ({"quantization_config": {"quant_method": "exotic"}}, "must be mxfp4, fp8, awq or gptq; got 'exotic'"),
         ({"num_experts": 4, "num_experts_per_tok": 5}, "`experts_per_token` must be at most"),

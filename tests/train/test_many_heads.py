@@ -275,6 +275,24 @@ def test_heads_that_do_not_fit_are_one_line(heads: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("loss=bad", "`--loss` must be one of kl, lk_hybrid, lk, tv; got 'bad'"),
+        ("lk_decay=-1", "`--lk_decay` must be at least 0.0; got -1.0"),
+        ("head_init=bad", "`--head_init` must be one of random, svd, frequency_svd, activation_aware; got 'bad'"),
+    ],
+)
+def test_a_plan_refuses_what_the_run_would(
+    model_folder: str, setting: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"--target={model_folder}", "--dry_run", f"--heads=low_rank:rank=4,{setting}"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+
+
 def test_the_full_head_comes_first_and_what_has_no_training_is_derived_from_it() -> None:
     for quick in (False, True):
         planned = plan_heads(parse_heads("all", quick=quick), MODEL, [0])
