@@ -60,7 +60,8 @@ class Ceilings:
         for row, head in zip(sets, self._fixed, strict=True):
             row[np.asarray(get_head(head.config.kind).support(head.system.params["head"]))] = 1.0
         self._sets = jnp.asarray(sets)
-        self._layers = {tuple(head.pair[0].feature_layers) for head in self._moving} or {()}
+        # Drafters of one directory read the same layers.
+        self._layers = tuple(self._moving[0].pair[0].feature_layers) if self._moving else ()
 
     def masses(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], temperature: float) -> dict[str, float]:
         """Sum over an answer's positions of the mass that each head can draft, by mark."""
@@ -68,17 +69,14 @@ class Ceilings:
         text = [*prompt_ids, *answer_ids]
         tokens[0, : len(text)] = text
         at = (self._target.params, jnp.asarray(tokens), jnp.int32(len(prompt_ids) - 1))
-        masses: dict[str, float] = {}
-        for layers in self._layers:
-            laws, features = _target_pass(
-                self._target.config, layers, self._most, *at, jnp.int32(len(answer_ids)), jnp.float32(temperature)
-            )
-            by_set = np.asarray((laws @ self._sets.T).sum(axis=0))
-            masses |= zip((head.mark for head in self._fixed), map(float, by_set), strict=True)
-            for head in self._moving:
-                drafter, params = head.pair
-                if tuple(drafter.feature_layers) == layers:
-                    masses[head.mark] = float(_drafted_mass(drafter, params, *at[1:], laws, features))
+        laws, features = _target_pass(
+            self._target.config, self._layers, self._most, *at, jnp.int32(len(answer_ids)), jnp.float32(temperature)
+        )
+        by_set = np.asarray((laws @ self._sets.T).sum(axis=0))
+        masses = dict(zip((head.mark for head in self._fixed), map(float, by_set), strict=True))
+        for head in self._moving:
+            drafter, params = head.pair
+            masses[head.mark] = float(_drafted_mass(drafter, params, *at[1:], laws, features))
         return masses
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from specjax.heads import HeadConfig, get_head
+from specjax.heads.base import without_padded
 from specjax.models.config import ModelConfig, RopeScaling
 from specjax.models.layers import gated_feed_forward, linear, rms_norm, split_heads
 
@@ -289,6 +290,4 @@ def compute_logits(
     """Float32 logits of draft step `position` (from 0) of raw output states; ids that cannot be drafted are -inf."""
     head = get_head(config.head.kind)
     logits = head.logits(params["head"], head_input(params, config, hidden), config.head, position)
-    if config.num_valid_tokens is None or config.num_valid_tokens == config.vocab_size:
-        return logits
-    return jnp.where(jnp.arange(config.vocab_size) < config.num_valid_tokens, logits, -jnp.inf)
+    return without_padded(logits, config.head)

@@ -79,6 +79,13 @@ class HeadConfig:
         return dataclasses.replace(self, options=tuple((dict(self.options) | changes).items()))
 
 
+def without_padded(values: Float[Array, "*batch V"], config: HeadConfig) -> Float[Array, "*batch V"]:
+    """Logits or scores [..., V] with -inf for padded ids."""
+    if config.num_valid_tokens is None:
+        return values
+    return jnp.where(jnp.arange(config.vocab_size) < config.num_valid_tokens, values, -jnp.inf)
+
+
 @runtime_checkable
 class Head(Protocol):
     """A kind of draft LM head: pure functions of a `HeadConfig` and a dictionary of arrays.

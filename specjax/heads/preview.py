@@ -28,6 +28,7 @@ from specjax.heads.base import (
     matmul,
     register_head,
     weight_bytes,
+    without_padded,
 )
 from specjax.heads.candidates import rescored
 from specjax.heads.factorise import start_factors
@@ -97,9 +98,7 @@ class PreviewHead(BaseHead):
     ) -> Float[Array, "... V"]:
         if config is None:
             raise ValueError("`config` must be given for a head with candidates; got None")
-        scores = self.scores(params, hidden)
-        if config.num_valid_tokens is not None:
-            scores = jnp.where(jnp.arange(config.vocab_size) < config.num_valid_tokens, scores, -jnp.inf)
+        scores = without_padded(self.scores(params, hidden), config)
         return rescored(params["rows"], hidden, scores, self.num_candidates(config))
 
     def loss_parts(
